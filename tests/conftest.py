@@ -1,0 +1,20 @@
+"""What every test may use: the lab's fixtures, and the rule when a test may skip.
+
+Only a test marked `gpu` may skip for lack of hardware, and only one marked `lab` for lack of root or of a system
+program; each says what was missing.
+"""
+
+import os
+
+import pytest
+
+pytest_plugins = ["labfixtures"]  # tests/lab is on the path: pyproject.toml, pythonpath
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where the NVIDIA driver has no device node."""
+    if os.path.exists("/dev/nvidiactl"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA card on this machine (/dev/nvidiactl is not there)"))

@@ -1,0 +1,73 @@
+"""The lab's pytest fixtures, loaded for every test by tests/conftest.py.
+
+nvml_libdir  session: folder with the fake libnvidia-ml.so.1, built once (needs gcc)
+nvml         function: fakenvml.FakeNvml with 4 cards, nothing on them
+
+lab    session: 3 hosts, 4 GPUs each, torn down at the end; skipped without root / sshd / iproute2
+hosts  function: the same hosts, healed before each test (links, wires, power, sshd, GPU faults, claims)
+ssh    function: async def connect(host, **kw) -> asyncssh connection, closed after the test
+"""
+
+import contextlib
+import os
+import shutil
+
+import fakenvml
+import labhosts
+import pytest
+
+
+@pytest.fixture(scope="session")
+def nvml_libdir(tmp_path_factory):
+    libdir = tmp_path_factory.mktemp("nvmllib")
+    fakenvml.build(libdir)
+    return libdir
+
+
+@pytest.fixture
+def nvml(tmp_path):
+    return fakenvml.FakeNvml(tmp_path / "nvml.state").create(gpus=4, host="t")
+
+
+def missing():
+    if os.geteuid():
+        return "not root"
+    return next(
+        (t for t in ("ip", "bridge", "nsenter", "ssh-keygen", "gcc") if not shutil.which(t)),
+        None if os.path.exists("/usr/sbin/sshd") else "sshd",
+    )
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    why = missing()
+    if why:
+        pytest.skip("lab: " + why + (" missing" if why != "not root" else ""))
+    lab = labhosts.Lab(tmp_path_factory.mktemp("lab"))
+    try:
+        yield lab.up(3, gpus=4, owner=os.getpid())
+    finally:
+        lab.down()
+
+
+@pytest.fixture
+def hosts(lab):
+    lab.heal()
+    return lab.hosts
+
+
+@pytest.fixture
+def ssh(lab):
+    import asyncssh
+
+    conns = []
+
+    async def connect(host, **kw):
+        c = await asyncssh.connect(**{**lab.ssh_kw(host), **kw})
+        conns.append(c)
+        return c
+
+    yield connect
+    for c in conns:
+        with contextlib.suppress(RuntimeError):  # its event loop is closed already
+            c.abort()

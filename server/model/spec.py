@@ -1,0 +1,195 @@
+"""What a job asks for. Unknown keys are refused; so is, with a sentence, what nothing here can honour yet."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from cotenant.server.model import text
+
+#: Where each field that parses but cannot be honoured yet is refused, and what to do instead.
+NOT_YET: dict[str, str] = {
+    "code": "Uploading code is not possible yet: put it on the host and set workdir.",
+    "data": "Checking data paths is not possible yet: let the command check them.",
+    "environment": "Preparing environments is not possible yet: call the interpreter you want in command.",
+    "image": "No backend here runs containers: leave image out.",
+    "array": "Arrays are not possible yet: submit one job per parameter set.",
+    "after": "Dependencies are not possible yet: wait with wait_job, then submit.",
+    "start_window": "Start windows are not possible yet: submit when it may start.",
+    "health_check": "Health checks are not possible yet: let the command check itself.",
+    "outputs": "Bringing outputs back is not possible yet: write them to a directory that you know.",
+    "cleanup": "Cleaning up is not possible yet: nothing of yours is removed.",
+    "watch": "Watching directories is not possible yet.",
+    "backend_options": "The local backend has no options.",
+}
+
+FailureClass = Literal["oom", "gpu", "host", "signal", "time_limit", "code", "start", "lost", "preempted"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=64_000)
+
+
+class GpuRange(_Strict):
+    """Any number of cards from `min` to `max`; the most that fits now is taken."""
+
+    min: int = Field(ge=0, le=64)
+    max: int = Field(ge=0, le=64)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GpuRange:
+        if self.min > self.max:
+            raise ValueError("min must not be above max")
+        return self
+
+
+class CheckpointSpec(_Strict):
+    """How the job saves its progress. Recorded; used when attempts resume."""
+
+    dir: str = Field(description="directory on the host that holds checkpoints")
+    interval_s: int | None = Field(default=None, ge=1, description="seconds between saves")
+    resume_arg: str | None = Field(default=None, description="argument that takes the checkpoint's path, e.g. --resume={path}")
+    manifest: str | None = None
+    signal: str | None = Field(default=None, description="signal that asks for a save, e.g. SIGUSR1")
+
+
+class SecretRef(_Strict):
+    """A secret by reference: the process gets variable `env` with the content of `file` on the host."""
+
+    env: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
+    file: str = Field(min_length=1, max_length=4096)
+
+
+class JobSpec(_Strict):
+    """A job. Durations in seconds or hours as named, memory in MiB, cards counted whole."""
+
+    command: tuple[str, ...] | str = Field(description="argument list, or one shell string run by /bin/sh -c")
+    name: str = Field(default="", max_length=200, description="short name for people")
+    purpose: str = Field(default="", max_length=2000, description="why, for people and for an agent that forgot")
+    project: str = Field(default="", max_length=200)
+    experiment: str = Field(default="", max_length=200)
+    kind: Literal["train", "evaluate", "inference", "export", "custom"] = "custom"
+    config: dict[str, Any] = Field(default_factory=dict, description="hyper-parameters, kept with the run")
+    labels: dict[str, str] = Field(default_factory=dict)
+    workdir: str | None = Field(default=None, description="absolute directory on the host; default: the attempt's own")
+    pty: bool = Field(default=False, description="give the command a terminal; stdout and stderr are then one stream")
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables; no secrets here, see secrets")
+    secrets: tuple[SecretRef, ...] = Field(default=(), max_length=32)
+    gpus: int | GpuRange = Field(default=1, description="cards: a number, or {min,max}; 0 = a place without a card")
+    gpu_memory_mib: int = Field(default=0, ge=0, description="a card must have at least this much memory")
+    gpu_model: str = Field(default="", max_length=200, description="part of the card's model name")
+    compute_capability: str = Field(default="", pattern=r"^(\d{1,2}\.\d)?$", description="at least, e.g. 8.0")
+    cuda: str = Field(default="", pattern=r"^(\d{1,2}\.\d{1,2})?$", description="the driver's CUDA version at least, e.g. 12.4")
+    driver: str = Field(default="", pattern=r"^[0-9.]{0,20}$", description="the driver's version at least")
+    cpus: int = Field(default=0, ge=0, le=4096)
+    memory_mib: int = Field(default=0, ge=0)
+    disk_mib: int = Field(default=0, ge=0)
+    nodes: int = Field(default=1, ge=1, le=64)
+    exclusive_host: bool = False
+    hours: float | None = Field(default=None, gt=0, le=24 * 31, description="time limit; default: the pool's default_hours")
+    prefer: tuple[str, ...] = Field(default=(), description="hosts in order of preference")
+    pool: str | None = Field(default=None, max_length=64)
+    priority: Literal["critical", "high", "normal", "batch"] = "normal"
+    max_attempts: int = Field(default=1, ge=1, le=20)
+    retry_on: tuple[FailureClass, ...] = Field(default=("gpu", "host", "lost"), description="failure classes that get a new attempt")
+    preemptible: bool = True
+    resumable: bool = False
+    checkpoint: CheckpointSpec | None = None
+    on_host_loss: Literal["wait", "failover"] = "wait"
+    stop_grace_s: int = Field(default=10, ge=0, le=3600, description="seconds between TERM and KILL")
+    max_suspend_h: int = Field(default=24, ge=0)
+    runner: Literal["process", "podman", "docker", "apptainer"] = "process"
+    image: str | None = None
+    code: dict[str, Any] | None = None
+    data: tuple[str, ...] | None = None
+    environment: dict[str, Any] | None = None
+    array: dict[str, Any] | int | None = None
+    after: tuple[Any, ...] | dict[str, Any] | None = None
+    start_window: dict[str, Any] | str | None = None
+    health_check: dict[str, Any] | None = None
+    cleanup: dict[str, Any] | str | None = None
+    outputs: tuple[str, ...] | None = None
+    watch: tuple[str, ...] | None = None
+    backend_options: dict[str, Any] | None = None
+
+    @field_validator("command")
+    @classmethod
+    def _command(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        if not value or (not isinstance(value, str) and not value[0]):
+            raise ValueError('must not be empty: give an argument list such as ["python","train.py"] or one shell string')
+        if "\0" in (value if isinstance(value, str) else "".join(value)):
+            raise ValueError("must not hold a NUL character")
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, item in value.items():
+            if not key or "=" in key or "\0" in key + item:
+                raise ValueError(f"{text.quoted(key)} cannot be the name of a variable, or its value holds a NUL character")
+            if key.startswith("COTENANT_") or key in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+                raise ValueError(f"{key} is set by Cotenant from the lease and cannot be given")
+        return value
+
+    @field_validator("workdir")
+    @classmethod
+    def _workdir(cls, value: str | None) -> str | None:
+        if value is not None and (not value.startswith("/") or "\0" in value):
+            raise ValueError("must be an absolute path on the host")
+        return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> JobSpec:
+        for field, sentence in NOT_YET.items():
+            if getattr(self, field) is not None:
+                raise ValueError(f"{field}: {sentence}")
+        if self.runner != "process":
+            raise ValueError("runner: no backend here runs containers: leave runner out.")
+        if self.nodes != 1:
+            raise ValueError("nodes: jobs over several hosts are not possible yet: ask for cards of one host with gpus.")
+        if self.on_host_loss != "wait":
+            raise ValueError("on_host_loss: failover is not possible yet: leave it out, the job waits for its host.")
+        if self.exclusive_host:
+            raise ValueError("exclusive_host: not possible yet: ask for all the cards of a host with gpus.")
+        return self
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What is executed."""
+        return ("/bin/sh", "-c", self.command) if isinstance(self.command, str) else self.command
+
+    @property
+    def command_line(self) -> str:
+        """The command as a person would type it."""
+        return self.command if isinstance(self.command, str) else shlex.join(self.command)
+
+    @property
+    def gpus_min(self) -> int:
+        return self.gpus if isinstance(self.gpus, int) else self.gpus.min
+
+    @property
+    def gpus_max(self) -> int:
+        return self.gpus if isinstance(self.gpus, int) else self.gpus.max
+
+    def find_secret(self) -> tuple[str, str] | None:
+        """(field, what it seems to be) of the first value that looks like a credential, or None."""
+        argv = (self.command,) if isinstance(self.command, str) else self.command
+        if (what := text.find_secret_in_argv(argv)) is not None:
+            return "command", what
+        for field in ("name", "purpose", "project", "experiment"):
+            if (what := text.find_secret(getattr(self, field))) is not None:
+                return field, what
+        for key, value in self.env.items():
+            if text.secret_name(key) and value:
+                return f"env.{key}", "a secret by its name"
+            if (what := text.find_secret(value)) is not None:
+                return f"env.{key}", what
+        for where, values in (("labels", self.labels), ("config", self.config)):
+            if (what := text.find_secret(" ".join(f"{k}={v}" for k, v in values.items()))) is not None:
+                return where, what
+        return None
+
+
+GpuCount = Annotated[int, Field(ge=0, le=64)]

@@ -83,7 +83,8 @@ def free(d):
     for pid in os.listdir(folder) if os.path.isdir(folder) else []:
         if pid.isdigit() and int(pid) != os.getpid():
             try:
-                m, _, _, st = open("%s/%s" % (folder, pid)).read().split()
+                with open("%s/%s" % (folder, pid)) as f:
+                    m, _, _, st = f.read().split()
             except (OSError, ValueError):
                 continue
             if m != "NA" and alive(pid, st):

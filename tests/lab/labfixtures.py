@@ -8,10 +8,10 @@ hosts  function: the same hosts, healed before each test (links, wires, power, s
 ssh    function: async def connect(host, **kw) -> asyncssh connection, closed after the test
 """
 
-import contextlib
 import os
 import shutil
 
+import asyncssh
 import fakenvml
 import labhosts
 import pytest
@@ -39,10 +39,15 @@ def missing():
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory):
+def lab_able():
+    """Skips, and says why, where hosts cannot be made."""
     why = missing()
     if why:
         pytest.skip("lab: " + why + (" missing" if why != "not root" else ""))
+
+
+@pytest.fixture(scope="session")
+def lab(lab_able, tmp_path_factory):
     lab = labhosts.Lab(tmp_path_factory.mktemp("lab"))
     try:
         yield lab.up(3, gpus=4, owner=os.getpid())
@@ -57,9 +62,7 @@ def hosts(lab):
 
 
 @pytest.fixture
-def ssh(lab):
-    import asyncssh
-
+async def ssh(lab):
     conns = []
 
     async def connect(host, **kw):
@@ -68,6 +71,6 @@ def ssh(lab):
         return c
 
     yield connect
-    for c in conns:
-        with contextlib.suppress(RuntimeError):  # its event loop is closed already
-            c.abort()
+    for c in reversed(conns):  # what came through a jump host before the jump host
+        c.abort()
+        await c.wait_closed()

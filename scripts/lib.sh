@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # What the scripts share; sourced, never run. POSIX sh. The caller has set `root` (the checkout) and `set -eu`.
 
 say() { printf '%s\n' "$*" >&2; }

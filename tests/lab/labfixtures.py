@@ -10,6 +10,7 @@ ssh    function: async def connect(host, **kw) -> asyncssh connection, closed af
 
 import os
 import shutil
+import subprocess
 
 import asyncssh
 import fakenvml
@@ -17,8 +18,29 @@ import labhosts
 import pytest
 
 
+def cannot(why):
+    """Skips, unless the run was told that everything must be there (scripts run by CI say so): then fails."""
+    if os.environ.get("COTENANT_REQUIRE_LAB"):
+        pytest.fail(f"{why} (and COTENANT_REQUIRE_LAB is set)")
+    pytest.skip(why)
+
+
+def missing():
+    """Why hosts cannot be made here, or None."""
+    if os.geteuid():
+        return "making hosts needs root"
+    tools = ("ip", "bridge", "nsenter", "unshare", "setpriv", "pgrep", "ssh-keygen", "gcc")
+    absent = [tool for tool in tools if not shutil.which(tool)] + ["sshd"] * (not os.path.exists("/usr/sbin/sshd"))
+    if absent:
+        return f"not installed: {', '.join(absent)} (scripts/test installs them as root)"
+    probe = subprocess.run(["unshare", "-n", "-m", "-p", "-f", "true"], capture_output=True, text=True, check=False)
+    return f"namespaces are not permitted here: {probe.stderr.strip()}" if probe.returncode else None
+
+
 @pytest.fixture(scope="session")
 def nvml_libdir(tmp_path_factory):
+    if not shutil.which("gcc"):
+        cannot("the fake NVML cannot be built: gcc is not installed (scripts/test installs it as root)")
     libdir = tmp_path_factory.mktemp("nvmllib")
     fakenvml.build(libdir)
     return libdir
@@ -29,21 +51,11 @@ def nvml(tmp_path):
     return fakenvml.FakeNvml(tmp_path / "nvml.state").create(gpus=4, host="t")
 
 
-def missing():
-    if os.geteuid():
-        return "not root"
-    return next(
-        (t for t in ("ip", "bridge", "nsenter", "ssh-keygen", "gcc") if not shutil.which(t)),
-        None if os.path.exists("/usr/sbin/sshd") else "sshd",
-    )
-
-
 @pytest.fixture(scope="session")
 def lab_able():
     """Skips, and says why, where hosts cannot be made."""
-    why = missing()
-    if why:
-        pytest.skip("lab: " + why + (" missing" if why != "not root" else ""))
+    if why := missing():
+        cannot(f"lab: {why}")
 
 
 @pytest.fixture(scope="session")

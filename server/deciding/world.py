@@ -133,8 +133,9 @@ class Ask:
     held: str = ""  # not empty: why it is held
     not_before_ms: int = 0  # backing off, or a start window
     resumed: bool = False  # a preempted job on its way back
-    own_cap: int = 0  # rows of cards beyond this belong to nobody; 0 = not limited by the token
+    own_cap: int = 0  # cards at once that the caller's token allows it over all pools; 0 = not limited by the token
     after: tuple[str, ...] = ()  # job ids that it still waits for
+    not_before_why: Literal["backing_off", "start_window"] = "backing_off"
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ class Holding:
     memory_mib: int = 0
     disk_mib: int = 0
     stop_s: int = 10  # the stop ladder, for known ends
+    exclusive: bool = False  # nobody else gets anything on its hosts
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,7 @@ class Blocker:
 
     `numbers` and `names` carry the values (cap, used, wanted; pool, host, owner), `until_ms` the time at which
     it ends by itself where that is known, `helps` what would remove it, in plain words without foreign text.
+    Numbers of cards are whole: a part of a card counts up in `used` and `wanted`, down in `free`; the message has it exact.
     """
 
     code: str

@@ -1,0 +1,92 @@
+"""What would happen to one ask: why it waits, where it would start, whether it ever could, what may be taken now.
+
+All of it is the pass of `decide` over the same world, so that no door tells another story than the loop acts on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cotenant.server.deciding import caps, reasons
+from cotenant.server.deciding.decide import Pass, decide
+from cotenant.server.deciding.fit import EVERYTHING
+from cotenant.server.deciding.world import (
+    UNITS_PER_CARD,
+    Ask,
+    Blocker,
+    Needs,
+    OwnerRules,
+    Policy,
+    PoolRules,
+    SlotKey,
+    Start,
+    World,
+)
+
+
+def _with(world: World, ask: Ask) -> World:
+    return replace(world, asks=(*(other for other in world.asks if other.id != ask.id), ask))
+
+
+def blockers(world: World, ask: Ask, now_ms: int, policy: Policy) -> tuple[Blocker, ...]:
+    """Why `ask` does not start now, the main reason first; empty when it starts.
+
+    `ask` may be one of the world (it then replaces the one with its id) or a hypothetical one; other asks take their
+    turns before and after it as in `decide`.
+    """
+    return decide(_with(world, ask), now_ms, policy).blockers.get(ask.id, ())
+
+
+def would_start(world: World, ask: Ask, now_ms: int, policy: Policy) -> tuple[SlotKey, ...] | None:
+    """The slots that `ask` gets if it is asked now, or None when it waits. For dry runs; nothing is taken."""
+    for decision in decide(_with(world, ask), now_ms, policy).decisions:
+        if isinstance(decision, Start) and decision.ask_id == ask.id:
+            return decision.slots
+    return None
+
+
+def _rules(world: World, pool: str, owner: str) -> tuple[PoolRules, OwnerRules | None]:
+    found = next((rules for rules in world.pools if rules.name == pool), None) or PoolRules(pool)
+    return found, next((rules for rules in world.owners if rules.owner == owner), None)
+
+
+def could_ever(world: World, ask: Ask) -> Blocker | None:
+    """Why `ask` could not start even if nothing were used and every host were well, or None when it could.
+
+    A cap that it is above by itself (``quota_*``, ``reserve``, ``jobs_at_once``, ``gpu_hours``), else ``no_such_gpu``
+    with the need that no host meets. Hosts that are down, drained or not classified count as there.
+    """
+    state = Pass(world, 0, Policy())
+    shape = state.fleet.shape(ask.pool, ask.needs)
+    pool, owner = _rules(world, ask.pool, ask.owner)
+    if not shape.cpu:
+        limit = caps.ever(caps.limits(state.use, pool, owner, ask), shape.least_units)
+        if limit is not None:
+            return limit.blocker(shape.least_units)
+        if owner is not None and owner.gpu_hours == 0:
+            return caps.hours(state.use, owner, ask)[0]
+    for blocker in caps.at_once(state.use, pool, owner, ask):
+        if ("cap", 0) in blocker.numbers:
+            return blocker
+    if state.fleet.find(shape, ignored=EVERYTHING) is None:
+        return reasons.never(state.fleet, shape)
+    return None
+
+
+def room_now(world: World, owner: str, agent: str, human: bool, pool: str, own_cap: int = 0) -> int:
+    """Whole cards that this caller may take now in `pool`, on several hosts maybe; what others wait for is not taken off.
+
+    The least of the pool's cap, the agents' part of it, the owner's and the agent's caps and the free whole cards of
+    hosts that take work; 0 when the queue is paused or draining, or a cap on jobs at once or GPU-hours is reached.
+    """
+    needs = Needs()
+    ask = Ask("", "claim", owner, agent, human, pool, needs, 0, 0, 0, own_cap=own_cap)
+    state = Pass(world, 0, Policy())
+    rules, of_owner = _rules(world, pool, owner)
+    if reasons.of_queue(rules) or caps.at_once(state.use, rules, of_owner, ask) or caps.hours(state.use, of_owner, ask):
+        return 0
+    free = 0
+    for seat in state.fleet.shape(pool, needs).seats:
+        if not seat.host.closed(needs, 0):
+            free += (seat.host.free & seat.cards).bit_count()
+    return min(free, caps.room(caps.limits(state.use, rules, of_owner, ask)) // UNITS_PER_CARD)

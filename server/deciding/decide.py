@@ -1,0 +1,148 @@
+"""One pass: which asks start, which wait and why, which leases end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from operator import attrgetter
+
+from cotenant.server.deciding import caps, reasons
+from cotenant.server.deciding.fit import SHARED, Fleet, Shape
+from cotenant.server.deciding.leases import expired, next_due_ms
+from cotenant.server.deciding.order import Line, in_order
+from cotenant.server.deciding.usage import Use
+from cotenant.server.deciding.world import (
+    Ask,
+    Blocker,
+    Decided,
+    Decision,
+    Needs,
+    Policy,
+    PoolRules,
+    SlotKey,
+    Start,
+    Wait,
+    World,
+)
+
+_EQUAL = attrgetter(
+    "owner",
+    "agent",
+    "human",
+    "pool",
+    "priority",
+    "held",
+    "not_before_ms",
+    "not_before_why",
+    "own_cap",
+    "after",
+)
+"""What makes two asks with equal needs wait for the same reasons."""
+_NEEDS = attrgetter("needs")
+_OWN = ("quota_owner", "quota_agent")
+
+
+class Pass:
+    """The state of one pass: what is left after the asks that were looked at so far."""
+
+    def __init__(self, world: World, now_ms: int, policy: Policy) -> None:
+        self.now_ms = now_ms
+        self.use = Use(world)
+        self.fleet = Fleet(world, policy, now_ms)
+        self._pools = {pool.name: pool for pool in world.pools}
+        self._owners = {owner.owner: owner for owner in world.owners}
+        self._lines: defaultdict[str, Line] = defaultdict(Line)
+
+    def answer(self, ask: Ask) -> tuple[tuple[SlotKey, ...], tuple[Blocker, ...]]:
+        """The slots that `ask` gets, or why it waits; one of the two is empty.
+
+        Either changes what is left for those behind it. What an ask waits for by itself comes first among the
+        reasons, then its queue, then caps, then hosts; in each group all that hold are told, so that lifting the
+        first shows the next.
+        """
+        pool = self._pools.get(ask.pool) or PoolRules(ask.pool)
+        owner = self._owners.get(ask.owner)
+        shape = self.fleet.shape(ask.pool, ask.needs)
+        found = reasons.of_itself(ask, self.now_ms) + reasons.of_queue(pool)
+        found += caps.at_once(self.use, pool, owner, ask) + caps.hours(self.use, owner, ask)
+        room = caps.UNLIMITED
+        reached: list[caps.Limit] = []
+        if not shape.cpu:
+            limits = caps.limits(self.use, pool, owner, ask)
+            reached = [limit for limit in limits if shape.least_units > limit.cap - limit.used]
+            if not reached:
+                room = caps.room(limits)
+        waits_for_own = bool(found) or any(limit.code in _OWN for limit in reached)
+        found += [limit.blocker(shape.least_units) for limit in reached]
+        line = self._lines[ask.pool]
+        before = line.first_before(ask)
+        if not found and before is None:
+            where = self.fleet.find(shape, room)
+            if where is not None:
+                keys = self.fleet.grant(ask, where)
+                self.use.start(ask, self.use.units_of(keys))
+                return keys, ()
+        found += reasons.of_hosts(self.fleet, shape, room)
+        if before is not None and all(blocker.code != "behind" for blocker in found):
+            found.append(reasons.behind(ask.pool, before))
+        if not waits_for_own and before is None:
+            self._guard(ask, shape, line, reached, room)
+        return (), tuple(found)
+
+    def _guard(self, ask: Ask, shape: Shape, line: Line, reached: list[caps.Limit], room: int) -> None:
+        """Keep what this ask waits for from those behind it, where they could take it and it can come free.
+
+        An ask that also waits for a host to come back, or for something nobody can give, guards nothing: that would
+        leave cards idle for a time nobody knows.
+        """
+        obstacles = self.fleet.obstacles(shape, room)
+        if obstacles is None or any(step & ~SHARED for step in obstacles):
+            return
+        if caps.ever(reached, shape.least_units) is not None:
+            return
+        for limit in reached:
+            line.guard(ask, limit.code)
+        if not reached:
+            self.fleet.guard(ask, shape)
+
+
+def decide(world: World, now_ms: int, policy: Policy) -> Decided:
+    """What should change in `world` at `now_ms`; touches nothing.
+
+    Decisions stand in the order: ends of direct leases by id, starts in the order of the queue, waits in the order
+    of their first ask. Every ask is in exactly one Start or Wait. Equal worlds give equal answers, whatever the order
+    of their tuples. Slots of a lease that ends here stay taken: they are free once the host has reported them clean.
+
+    An ask starts with the most cards that fit now between its minimum and maximum, on the hosts and under the caps
+    of its pool. A pool is strict: an ask that waits for cards in use keeps those behind it off every slot it could use.
+    """
+    state = Pass(world, now_ms, policy)
+    needs_number: dict[int, int] = {}  # by identity: asks often share their Needs, and hashing one is slow
+    numbers: dict[Needs, int] = {}
+    waits: dict[tuple[object, ...], tuple[list[str], tuple[Blocker, ...]]] = {}
+    blockers: dict[str, tuple[Blocker, ...]] = {}
+    starts: list[Decision] = []
+    asks = in_order(world.asks)
+    for ask, equal, needs in zip(asks, map(_EQUAL, asks), map(_NEEDS, asks), strict=True):
+        number = needs_number.get(id(needs))
+        if number is None:
+            number = needs_number[id(needs)] = numbers.setdefault(needs, len(numbers))
+        key = (number, equal)
+        wait = waits.get(key)
+        if wait is None:
+            keys, reasons_found = state.answer(ask)
+            if keys:
+                starts.append(Start(ask.id, ask.kind, keys))
+                continue
+            # Nothing comes free within a pass, so what blocks the first of equal asks blocks the rest.
+            wait = waits[key] = ([], reasons_found)
+        wait[0].append(ask.id)
+        blockers[ask.id] = wait[1]
+    return Decided(
+        decisions=(
+            *expired(world, now_ms),
+            *starts,
+            *(Wait(tuple(ids), why) for ids, why in waits.values()),
+        ),
+        wake_at_ms=next_due_ms(world, now_ms),
+        blockers=blockers,
+    )

@@ -1,0 +1,458 @@
+"""Where an ask fits: hosts as bit masks of slots, the slots that its needs allow, best fit.
+
+A host's slots are numbered in the order of card index; free, held, occupied, sick and guarded slots are integers with
+one bit each, so that "how many of the cards that fit are free" is an `and` and a bit count.
+
+What keeps an ask from fitting is found by ignoring one obstacle after another (`LADDER`) until it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cotenant.server.deciding.caps import UNLIMITED
+from cotenant.server.deciding.leases import known_end_ms
+from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, HostView, Needs, Policy, Slot, SlotKey, World
+
+BEHIND = 1  # slots that an earlier ask waits for
+HOST_CPU = 2
+HOST_MEMORY = 4
+HOST_DISK = 8
+BUSY = 16  # slots that somebody holds or is being cleaned off, hosts that somebody has to himself
+OCCUPIED = 32
+SICK = 64
+DRAINING = 128
+POLICY = 256
+DOWN = 512
+LADDER = (BEHIND, HOST_CPU, HOST_MEMORY, HOST_DISK, BUSY, OCCUPIED, SICK, DRAINING, POLICY, DOWN)
+"""From what goes away by itself soonest to what may never: the last one that has to be ignored is the main reason."""
+EVERYTHING = 1023
+SHARED = BEHIND | HOST_CPU | HOST_MEMORY | HOST_DISK | BUSY
+"""What other asks could take away again when it comes free: an ask that waits for nothing else guards its slots."""
+
+_MODE = {"ready": 0, "draining": DRAINING, "drained": DRAINING}
+
+Kind = tuple[str, str, int, str, int, int]
+"""What placement knows of a slot: (pool, gpu or cpu, shares, model in lower case, memory in MiB, capability)."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has a slot, and when it is free again at the latest (None: nobody knows)."""
+
+    agent: str
+    until_ms: int | None
+
+
+class Host:
+    """One host during one pass. Masks are over `slots`; `*_left` is what is not booked."""
+
+    __slots__ = (
+        "cpus_left",
+        "disk_left",
+        "exclusive",
+        "free",
+        "gate",
+        "guarded",
+        "held",
+        "holders",
+        "kinds",
+        "memory_left",
+        "name",
+        "occupied",
+        "sick",
+        "slots",
+        "view",
+    )
+
+    def __init__(self, view: HostView, slots: list[Slot], taken: dict[SlotKey, Holder]) -> None:
+        self.view = view
+        self.name = view.name
+        self.slots = slots
+        self.gate = _MODE.get(view.mode, POLICY) | (0 if view.link == "up" else DOWN)
+        self.free = self.held = self.occupied = self.sick = self.guarded = 0
+        self.cpus_left = view.cpus
+        self.memory_left = view.memory_mib
+        self.disk_left = view.disk_mib
+        self.holders = 0
+        self.exclusive = False
+        self.kinds: dict[Kind, int] = {}
+        bit = 1
+        for slot in slots:
+            state = slot.state
+            if (slot.host, slot.uuid, slot.share) in taken or state == "held" or state == "cleaning":
+                self.held |= bit
+            elif state == "free":
+                self.free |= bit
+            elif state == "occupied" or state == "unverified":
+                self.occupied |= bit
+            else:
+                self.sick |= bit
+            kind = (slot.pool, slot.kind, slot.shares, slot.model, slot.memory_mib, slot.capability)
+            self.kinds[kind] = self.kinds.get(kind, 0) | bit
+            bit <<= 1
+
+    def book(self, cpus: int, memory_mib: int, disk_mib: int, exclusive: bool) -> None:
+        """Take a lease's share of the host, once for each host of the lease."""
+        self.cpus_left -= cpus
+        self.memory_left -= memory_mib
+        self.disk_left -= disk_mib
+        self.holders += 1
+        self.exclusive = self.exclusive or exclusive
+
+    def keys(self, mask: int) -> Iterator[tuple[int, Slot]]:
+        """The slots of a mask with their bits, in order."""
+        while mask:
+            bit = mask & -mask
+            yield bit, self.slots[bit.bit_length() - 1]
+            mask ^= bit
+
+    def closed(self, needs: Needs, ignored: int) -> bool:
+        """Whether the host gives nothing to an ask with these needs, the obstacles in `ignored` apart."""
+        if self.gate & ~ignored:
+            return True
+        if needs.cpus > self.cpus_left and not ignored & HOST_CPU:
+            return True
+        if needs.memory_mib > self.memory_left and not ignored & HOST_MEMORY:
+            return True
+        if needs.disk_mib > self.disk_left and not ignored & HOST_DISK:
+            return True
+        return not ignored & BUSY and (self.exclusive or (needs.exclusive_host and self.holders > 0))
+
+    def open_mask(self, ignored: int) -> int:
+        """The slots that can be granted, the obstacles in `ignored` apart."""
+        mask = self.free
+        if ignored & BUSY:
+            mask |= self.held
+        if ignored & OCCUPIED:
+            mask |= self.occupied
+        if ignored & SICK or self.gate & DOWN:  # a host that does not answer has lost slots, not sick ones
+            mask |= self.sick
+        return mask if ignored & BEHIND else mask & ~self.guarded
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The slots of one host that an ask's needs allow, whatever their state."""
+
+    host: Host
+    cards: int  # whole cards; cpu places for an ask without cards
+    shares: int  # shares of cards, for an ask that says how much memory it needs
+    pool_cards: int  # all whole cards (or cpu places) of the pool on this host: fewest left over wins
+    prefer: int  # place in prefer_hosts, or their number
+
+
+class Shape:
+    """Needs in a pool, with the seats they allow: the part of an ask that placement looks at."""
+
+    __slots__ = ("cpu", "high", "low", "needs", "nodes", "number", "pool", "seats", "share_units")
+
+    def __init__(self, number: int, pool: str, needs: Needs, hosts: list[Host]) -> None:
+        self.number = number
+        self.pool = pool
+        self.needs = needs
+        self.cpu = needs.gpus_max <= 0
+        self.low = 1 if self.cpu else max(1, needs.gpus_min)
+        self.high = 1 if self.cpu else max(self.low, needs.gpus_max)
+        self.nodes = max(1, needs.nodes)
+        seats = self._seats(hosts, avoiding=True)
+        if (needs.avoid_hosts or needs.avoid_cards) and not self._could_fit(seats):
+            # What a job should avoid is a wish: on the only host there is, a second attempt is better than none.
+            seats = self._seats(hosts, avoiding=False)
+        self.seats = seats
+        self.share_units = min(
+            (slot.units for seat in seats for _, slot in seat.host.keys(seat.shares)),
+            default=0,
+        )
+
+    @property
+    def takes_share(self) -> bool:
+        """Whether one share of a card would do: the ask says how much memory it needs and can live with one card."""
+        return not self.cpu and self.needs.gpu_memory_mib > 0 and self.low == 1 and self.nodes == 1
+
+    @property
+    def least_units(self) -> int:
+        """The units that it takes at least."""
+        return 0 if self.cpu else self.share_units or self.low * self.nodes * UNITS_PER_CARD
+
+    def _could_fit(self, seats: list[Seat]) -> bool:
+        enough = sum(1 for seat in seats if seat.cards.bit_count() >= self.low)
+        return enough >= self.nodes or any(seat.shares for seat in seats)
+
+    def _seats(self, hosts: list[Host], avoiding: bool) -> list[Seat]:
+        needs = self.needs
+        avoid_cards = needs.avoid_cards if avoiding else ()
+        prefer = {name: rank for rank, name in reversed(list(enumerate(needs.prefer_hosts)))}
+        seats: list[Seat] = []
+        for host in hosts:
+            if host_misses(needs, host.view) or (avoiding and host.name in needs.avoid_hosts):
+                continue
+            cards = shares = pool_cards = 0
+            for kind, mask in host.kinds.items():
+                if kind[0] != self.pool or (kind[1] == "cpu") != self.cpu:
+                    continue
+                if self.cpu:
+                    cards |= mask
+                    pool_cards |= mask
+                    continue
+                if kind[2] == 1:
+                    pool_cards |= mask
+                if card_misses(needs, kind):
+                    continue
+                if kind[2] == 1:
+                    cards |= mask
+                elif self.takes_share:
+                    shares |= mask
+            if avoid_cards:
+                for bit, slot in host.keys(cards | shares):
+                    if slot.uuid in avoid_cards:
+                        cards &= ~bit
+                        shares &= ~bit
+            if cards or shares:
+                seats.append(Seat(host, cards, shares, pool_cards, prefer.get(host.name, len(prefer))))
+        return seats
+
+
+def host_misses(needs: Needs, view: HostView) -> str:
+    """The first need that this host can never meet, by name; empty when it meets them."""
+    if needs.hosts and view.name not in needs.hosts:
+        return "hosts"
+    if needs.labels and any(label not in view.labels for label in needs.labels):
+        return "labels"
+    if needs.driver and version(view.driver) < version(needs.driver):
+        return "driver"
+    if needs.cuda > view.cuda:
+        return "cuda"
+    if needs.cpus > view.cpus:
+        return "cpus"
+    if needs.memory_mib > view.memory_mib:
+        return "memory_mib"
+    if needs.disk_mib > view.disk_mib:
+        return "disk_mib"
+    return ""
+
+
+def card_misses(needs: Needs, kind: Kind) -> str:
+    """The first need that a card of this kind can never meet, by name; empty when it meets them."""
+    _, _, _, model, memory_mib, capability = kind
+    if needs.models and not any(wanted.lower() in model.lower() for wanted in needs.models):
+        return "models"
+    if needs.gpu_memory_mib > memory_mib:
+        return "gpu_memory_mib"
+    if needs.capability > capability:
+        return "capability"
+    return ""
+
+
+def version(text: str) -> tuple[int, ...]:
+    """A dotted version as numbers, so that 99 is before 535; what is no number ends it."""
+    parts: list[int] = []
+    for part in text.strip().split("."):
+        if not (part.isascii() and part.isdigit()):
+            break
+        parts.append(int(part))
+    return tuple(parts)
+
+
+class Fleet:
+    """All hosts during one pass: what is free, what is booked, what earlier asks wait for."""
+
+    def __init__(self, world: World, policy: Policy, now_ms: int) -> None:
+        self._policy = policy
+        self._now_ms = now_ms
+        self.holder: dict[SlotKey, Holder] = {}
+        for lease in world.cleaning:
+            until = now_ms + policy.cleaning_s * 1000
+            for key in lease.slots:
+                self.holder[key] = Holder(lease.agent, None if lease.lost else until)
+        for lease in world.holdings:
+            end = known_end_ms(lease, policy)
+            holder = Holder(lease.agent, end if end is not None and end > now_ms else None)
+            for key in lease.slots:
+                self.holder[key] = holder
+        by_host: dict[str, list[Slot]] = {}
+        for slot in world.slots:
+            by_host.setdefault(slot.host, []).append(slot)
+        self.hosts: list[Host] = []
+        for view in sorted(world.hosts, key=lambda h: h.name):
+            slots = by_host.pop(view.name, [])
+            slots.sort(key=_slot_order)
+            self.hosts.append(Host(view, slots, self.holder))
+        self._by_name = {host.name: host for host in self.hosts}
+        for lease in (*world.holdings, *world.cleaning):
+            for name in sorted({key[0] for key in lease.slots}):
+                if (host := self._by_name.get(name)) is not None:
+                    host.book(lease.cpus, lease.memory_mib, lease.disk_mib, lease.exclusive)
+        self._shapes: dict[tuple[str, Needs], Shape] = {}
+        self._obstacles: dict[tuple[int, int], tuple[int, ...] | None] = {}  # until the next grant or guard
+        self.guards: dict[str, list[tuple[str, Shape]]] = {}  # pool -> (ask id, what it could use)
+
+    def shape(self, pool: str, needs: Needs) -> Shape:
+        """The seats for these needs; worked out once in a pass."""
+        key = (pool, needs)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = Shape(len(self._shapes), pool, needs, self.hosts)
+        return shape
+
+    def find(self, shape: Shape, room: int = UNLIMITED, ignored: int = 0) -> list[tuple[Host, int]] | None:
+        """The slots for this shape within `room` units, as (host, mask) by host, or None.
+
+        The most cards that fit; whole cards before a share; then preferred hosts, the host with the fewest free
+        cards left over, the name of the host, the index of the card. Obstacles in `ignored` count as gone; an answer
+        with some of them only says that it would fit.
+        """
+        nodes = shape.nodes
+        high = shape.high if shape.cpu else min(shape.high, room // (UNITS_PER_CARD * nodes))
+        found: list[tuple[int, Seat, int]] = []
+        if high >= shape.low:
+            low = shape.low
+            for seat in shape.seats:
+                host = seat.host
+                if host.closed(shape.needs, ignored):
+                    continue
+                mask = host.open_mask(ignored) & seat.cards
+                count = mask.bit_count()
+                if count >= low:
+                    found.append((count, seat, mask))
+        if len(found) >= nodes:
+            take = min(high, sorted((count for count, _, _ in found), reverse=True)[nodes - 1])
+            fitting = [(seat, mask) for count, seat, mask in found if count >= take]
+            if len(fitting) > 1:
+                fitting.sort(key=_left_over)
+            return [(seat.host, _lowest(mask, take)) for seat, mask in sorted(fitting[:nodes], key=_host_name)]
+        return self._find_share(shape, room, ignored) if shape.share_units else None
+
+    def _find_share(self, shape: Shape, room: int, ignored: int) -> list[tuple[Host, int]] | None:
+        """One share: on a preferred host, then the smallest that is enough, on the card with the fewest free shares."""
+        best: tuple[tuple[int, int, int], Host, int] | None = None
+        for seat in shape.seats:
+            host = seat.host
+            if not seat.shares or host.closed(shape.needs, ignored):
+                continue
+            mask = host.open_mask(ignored) & seat.shares
+            free_of: dict[str, int] = {}
+            for _, slot in host.keys(host.free & seat.shares):
+                free_of[slot.uuid] = free_of.get(slot.uuid, 0) + 1
+            for bit, slot in host.keys(mask):
+                if slot.units > room:
+                    continue
+                key = (seat.prefer, slot.units, free_of.get(slot.uuid, 0))
+                if best is None or key < best[0]:
+                    best = (key, host, bit)
+        return None if best is None else [(best[1], best[2])]
+
+    def grant(self, ask: Ask, where: list[tuple[Host, int]]) -> tuple[SlotKey, ...]:
+        """Take these slots for `ask`, and book what it wants of their hosts. Gives the keys in order."""
+        needs = ask.needs
+        keys: list[SlotKey] = []
+        holder = Holder(ask.agent, self._now_ms + ask.hours_ms + (10 + self._policy.cleaning_s) * 1000)
+        for host, mask in where:
+            host.free &= ~mask
+            host.held |= mask
+            host.book(needs.cpus, needs.memory_mib, needs.disk_mib, needs.exclusive_host)
+            for _, slot in host.keys(mask):
+                keys.append(slot.key)
+                self.holder[slot.key] = holder
+        self._obstacles.clear()
+        return tuple(keys)
+
+    def guard(self, ask: Ask, shape: Shape) -> None:
+        """Keep what `ask` could use from those behind it in its pool."""
+        self.guards.setdefault(shape.pool, []).append((ask.id, shape))
+        for seat in shape.seats:
+            if not seat.host.gate:
+                seat.host.guarded |= seat.cards | seat.shares
+        self._obstacles.clear()
+
+    def guardian(self, shape: Shape) -> str | None:
+        """The first ask that guards a slot which this shape could use."""
+        mine = {seat.host.name: seat.cards | seat.shares for seat in shape.seats}
+        for ask_id, other in self.guards.get(shape.pool, []):
+            if any(mine.get(seat.host.name, 0) & (seat.cards | seat.shares) for seat in other.seats):
+                return ask_id
+        return None
+
+    def obstacles(self, shape: Shape, room: int = UNLIMITED) -> tuple[int, ...] | None:
+        """What has to go so that this shape fits, the main obstacle first; () when it fits, None when it never can.
+
+        Each one is needed: without the others alone it would still not fit.
+        """
+        key = (shape.number, room)
+        if key not in self._obstacles:
+            self._obstacles[key] = self._climb(shape, room)
+        return self._obstacles[key]
+
+    def _climb(self, shape: Shape, room: int) -> tuple[int, ...] | None:
+        ignored = 0
+        if self.find(shape, room) is not None:
+            return ()
+        if self.find(shape, room, EVERYTHING) is None:
+            return None
+        steps: list[int] = []
+        for step in LADDER:
+            ignored |= step
+            steps.append(step)
+            if self.find(shape, room, ignored) is not None:
+                break
+        for step in reversed(steps[:-1]):
+            if self.find(shape, room, ignored & ~step) is not None:
+                ignored &= ~step
+        return tuple(step for step in reversed(steps) if ignored & step)
+
+    def earliest(self, shape: Shape, room: int = UNLIMITED) -> tuple[Holder | None, int, int]:
+        """Who has to end first so that enough is free, and how many of the cards that fit are free and in use now.
+
+        The holder is the one whose end makes enough free at the earliest known time; without a known time the first
+        one of the first host. Cards of hosts that get no new work are left out.
+        """
+        ends: list[tuple[int, str, Holder]] = []
+        anybody: Holder | None = None
+        free = in_use = 0
+        for seat in shape.seats:
+            host = seat.host
+            if host.gate:
+                continue
+            allowed = seat.cards | seat.shares
+            free += (host.free & allowed).bit_count()
+            in_use += (host.held & allowed).bit_count()
+            held = [h for _, slot in host.keys(host.held & allowed) if (h := self.holder.get(slot.key)) is not None]
+            anybody = anybody or (held[0] if held else None)
+            known = [(h.until_ms, h.agent, h) for h in held if h.until_ms is not None]
+            known.sort(key=_end_order)
+            missing = max(1, (1 if seat.shares else shape.low) - (host.free & allowed).bit_count())
+            if shape.needs.exclusive_host:
+                missing = len(held)
+            if 0 < missing <= len(known):
+                ends.append(known[missing - 1])
+        ends.sort(key=_end_order)
+        first = ends[shape.nodes - 1][2] if len(ends) >= shape.nodes else anybody
+        return first, free, in_use
+
+
+def _slot_order(slot: Slot) -> tuple[bool, int, str, int]:
+    return (slot.index is None, slot.index or 0, slot.uuid, slot.share)
+
+
+def _end_order(end: tuple[int, str, Holder]) -> tuple[int, str]:
+    return end[:2]
+
+
+def _left_over(fitting: tuple[Seat, int]) -> tuple[int, int, str]:
+    seat = fitting[0]
+    return (seat.prefer, (seat.host.free & seat.pool_cards).bit_count(), seat.host.name)
+
+
+def _host_name(fitting: tuple[Seat, int]) -> str:
+    return fitting[0].host.name
+
+
+def _lowest(mask: int, count: int) -> int:
+    """The `count` lowest bits of a mask that has at least so many."""
+    taken = 0
+    for _ in range(count):
+        bit = mask & -mask
+        taken |= bit
+        mask ^= bit
+    return taken

@@ -1,0 +1,44 @@
+"""When leases end: the direct ones that end now, and the ends that others may count on."""
+
+from __future__ import annotations
+
+from cotenant.server.deciding.world import Expire, Holding, Policy, World
+
+
+def expired(world: World, now_ms: int) -> list[Expire]:
+    """The direct leases that end now, by id.
+
+    A claim that was granted and not picked up has no ttl yet: its time starts with the first heartbeat. Job leases
+    never end here: their time limit is kept by the shim on the host. The slots stay taken until the host has
+    reported them clean, so nothing of an expired lease is free in the same pass.
+    """
+    found: list[Expire] = []
+    for lease in world.holdings:
+        if lease.kind != "direct":
+            continue
+        if lease.hard_end_ms <= now_ms:
+            found.append(Expire(lease.id, "hard_end"))
+        elif lease.pickup_ms is not None:
+            if lease.pickup_ms <= now_ms:
+                found.append(Expire(lease.id, "pickup_twice" if lease.missed_pickups else "pickup"))
+        elif lease.expires_ms is not None and lease.expires_ms <= now_ms:
+            found.append(Expire(lease.id, "ttl"))
+    return sorted(found, key=lambda e: e.lease_id)
+
+
+def next_due_ms(world: World, now_ms: int) -> int | None:
+    """The earliest time after `now_ms` at which a direct lease may end or an ask may start again by itself."""
+    due: list[int] = []
+    for lease in world.holdings:
+        if lease.kind == "direct":
+            soft = lease.expires_ms if lease.pickup_ms is None else lease.pickup_ms
+            due.append(lease.hard_end_ms if soft is None else min(soft, lease.hard_end_ms))
+    due.extend(ask.not_before_ms for ask in world.asks)
+    return min((at for at in due if at > now_ms), default=None)
+
+
+def known_end_ms(lease: Holding, policy: Policy) -> int | None:
+    """When the slots of a living lease are free at the latest, or None for a lost one: nobody knows that."""
+    if lease.lost:
+        return None
+    return lease.hard_end_ms + (lease.stop_s + policy.cleaning_s) * 1000

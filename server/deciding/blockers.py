@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cotenant.server.deciding import caps, reasons
+from cotenant.server.deciding import reasons
 from cotenant.server.deciding.decide import Pass, decide
 from cotenant.server.deciding.fit import EVERYTHING
 from cotenant.server.deciding.world import (
@@ -15,9 +15,7 @@ from cotenant.server.deciding.world import (
     Ask,
     Blocker,
     Needs,
-    OwnerRules,
     Policy,
-    PoolRules,
     SlotKey,
     Start,
     World,
@@ -45,36 +43,24 @@ def would_start(world: World, ask: Ask, now_ms: int, policy: Policy) -> tuple[Sl
     return None
 
 
-def _rules(world: World, pool: str, owner: str) -> tuple[PoolRules, OwnerRules | None]:
-    found = next((rules for rules in world.pools if rules.name == pool), None) or PoolRules(pool)
-    return found, next((rules for rules in world.owners if rules.owner == owner), None)
-
-
 def could_ever(world: World, ask: Ask) -> Blocker | None:
     """Why `ask` could not start even if nothing were used and every host were well, or None when it could.
 
-    A cap that it is above by itself (``quota_*``, ``reserve``, ``jobs_at_once``, ``gpu_hours``), else ``no_such_gpu``
-    with the need that no host meets. Hosts that are down, drained or not classified count as there.
+    A cap that it is above by itself (``quota_*``, ``reserve``, ``jobs_at_once``), else ``no_such_gpu`` with the need
+    that no host meets. Hosts that are down, drained or not classified count as there.
     """
     state = Pass(world, 0, Policy())
     shape = state.fleet.shape(ask.pool, ask.needs)
-    pool, owner = _rules(world, ask.pool, ask.owner)
-    if not shape.cpu:
-        limit = caps.ever(caps.limits(state.use, pool, owner, ask), shape.least_units)
-        if limit is not None:
-            return limit.blocker(shape.least_units)
-        if owner is not None and owner.gpu_hours == 0:
-            return caps.hours(state.use, owner, ask)[0]
-    for blocker in caps.at_once(state.use, pool, owner, ask):
-        if ("cap", 0) in blocker.numbers:
-            return blocker
+    limit = state.limits(ask).ever(shape.least_units)
+    if limit is not None:
+        return limit.refuse(shape.least_units)
     if state.fleet.find(shape, ignored=EVERYTHING) is None:
         return reasons.never(state.fleet, shape)
     return None
 
 
 def room_now(world: World, owner: str, agent: str, human: bool, pool: str, own_cap: int = 0) -> int:
-    """Whole cards that this caller may take now in `pool`, on several hosts maybe; what others wait for is not taken off.
+    """Whole cards that this caller may take now in `pool`, maybe on several hosts; what others wait for is not taken off.
 
     The least of the pool's cap, the agents' part of it, the owner's and the agent's caps and the free whole cards of
     hosts that take work; 0 when the queue is paused or draining, or a cap on jobs at once or GPU-hours is reached.
@@ -82,11 +68,11 @@ def room_now(world: World, owner: str, agent: str, human: bool, pool: str, own_c
     needs = Needs()
     ask = Ask("", "claim", owner, agent, human, pool, needs, 0, 0, 0, own_cap=own_cap)
     state = Pass(world, 0, Policy())
-    rules, of_owner = _rules(world, pool, owner)
-    if reasons.of_queue(rules) or caps.at_once(state.use, rules, of_owner, ask) or caps.hours(state.use, of_owner, ask):
+    limits = state.limits(ask)
+    if reasons.of_queue(state.pool(pool)) or limits.jobs_reached() or limits.hours_used_up() is not None:
         return 0
     free = 0
     for seat in state.fleet.shape(pool, needs).seats:
         if not seat.host.closed(needs, 0):
             free += (seat.host.free & seat.cards).bit_count()
-    return min(free, caps.room(caps.limits(state.use, rules, of_owner, ask)) // UNITS_PER_CARD)
+    return min(free, limits.room() // UNITS_PER_CARD)

@@ -7,7 +7,9 @@ it and every grant is refused until it has fallen.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cotenant.server.deciding.usage import Use
 from cotenant.server.deciding.words import cards_text, cards_up, quoted
@@ -16,189 +18,168 @@ from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Blocker, OwnerRu
 UNLIMITED = UNITS_PER_CARD * 1_000_000_000
 HOUR_MS = 3_600_000
 
+Names = tuple[tuple[str, str], ...]
+
 
 @dataclass(frozen=True)
 class Limit:
-    """One cap on cards and what is used of it, in units of 1/840 card."""
+    """One cap that holds for an asker, and where the running sum that it is compared with stands.
+
+    The cap is in units of 1/840 card, or leases at once for ``jobs_at_once``.
+    """
 
     code: str
     cap: int
-    used: int
-    subject: str  # whose cap, as the subject of a sentence
-    names: tuple[tuple[str, str], ...]
+    sums: Mapping[Any, int]
+    key: Hashable
+    subject: str  # what the message begins with; the cap follows
+    names: Names
     set_by: str
-    release: str  # who has to release something, in the infinitive phrase of `helps`
+    until: str  # what has to happen for the use to fall
 
-    def blocker(self, wanted: int) -> Blocker:
-        """The refusal of `wanted` units."""
-        left = max(0, self.cap - self.used)
-        numbers = (
-            ("cap", self.cap // UNITS_PER_CARD),
-            ("used", cards_up(self.used)),
-            ("wanted", cards_up(wanted)),
-            ("free", left // UNITS_PER_CARD),
-        )
-        if wanted > self.cap:
-            helps = f"ask for at most {cards_text(self.cap)}, or have a person raise the cap"
-            if self.cap == 0:
-                helps = "a person has to raise the cap"
+    @property
+    def used(self) -> int:
+        return self.sums[self.key]
+
+    def refuse(self, wanted: int) -> Blocker:
+        """The refusal of `wanted` units of cards, or of one more lease."""
+        if self.code == "jobs_at_once":
+            return self._refuse_job()
+        cap, used = self.cap, self.used
+        left = max(0, cap - used)
+        if wanted > cap:
+            helps = "have a person raise the cap"
+            if cap >= UNITS_PER_CARD:
+                helps = f"ask for at most {cards_text(cap // UNITS_PER_CARD * UNITS_PER_CARD)}, or {helps}"
         else:
-            fewer = f"ask for at most {cards_text(left)} now, or " if left >= UNITS_PER_CARD else ""
-            helps = f"{fewer}wait until {self.release}, or have a person raise the cap"
-        message = f"{self.subject} {cards_text(self.cap)}: {cards_text(self.used)} used, {cards_text(wanted)} wanted"
-        return Blocker(self.code, message, numbers, self.names, set_by=self.set_by, helps=helps)
-
-
-def limits(use: Use, pool: PoolRules, owner: OwnerRules | None, ask: Ask) -> list[Limit]:
-    """The caps on cards that hold for this ask. A missing one is left out: the cards there are limit by themselves."""
-    who, agent, where = quoted(ask.owner), quoted(ask.agent), quoted(pool.name)
-    found: list[Limit] = []
-    if owner is not None and owner.cap is not None:
-        found.append(
-            Limit(
-                "quota_owner",
-                owner.cap * UNITS_PER_CARD,
-                use.owner[ask.owner],
-                f"the owner {who} may use in all pools together",
-                (("owner", ask.owner),),
-                owner.set_by,
-                f"work of {who} ends",
-            )
-        )
-    if pool.owner_cap is not None:
-        found.append(
-            Limit(
-                "quota_owner",
-                pool.owner_cap * UNITS_PER_CARD,
-                use.owner_in[ask.owner, pool.name],
-                f"the owner {who} may use in pool {where}",
-                (("owner", ask.owner), ("pool", pool.name)),
-                pool.set_by,
-                f"work of {who} in this pool ends",
-            )
-        )
-    if ask.own_cap:
-        found.append(
-            Limit(
-                "quota_agent",
-                ask.own_cap * UNITS_PER_CARD,
-                use.caller[ask.agent],
-                f"the token of {agent} allows in all pools together",
-                (("agent", ask.agent),),
-                "token",
-                f"work of {agent} ends",
-            )
-        )
-    if pool.agent_cap is not None and not ask.human:
-        found.append(
-            Limit(
-                "quota_agent",
-                pool.agent_cap * UNITS_PER_CARD,
-                use.caller_in[ask.agent, pool.name],
-                f"an agent may use in pool {where}",
-                (("agent", ask.agent), ("pool", pool.name)),
-                pool.set_by,
-                f"work of {agent} in this pool ends",
-            )
-        )
-    if pool.cap is not None:
-        found.append(
-            Limit(
-                "quota_pool",
-                pool.cap * UNITS_PER_CARD,
-                use.all[pool.name],
-                f"everybody together may use in pool {where}",
-                (("pool", pool.name),),
-                pool.set_by,
-                "work in this pool ends",
-            )
-        )
-    if pool.reserve and not ask.human:
-        cap = use.cards[pool.name] if pool.cap is None else pool.cap * UNITS_PER_CARD
-        found.append(
-            Limit(
-                "reserve",
-                max(0, cap - pool.reserve * UNITS_PER_CARD),
-                use.agents[pool.name],
-                f"{cards_text(pool.reserve * UNITS_PER_CARD)} of pool {where} are kept for people; agents together may use",
-                (("pool", pool.name),),
-                pool.set_by,
-                "work of agents in this pool ends",
-            )
-        )
-    return found
-
-
-def room(found: list[Limit]) -> int:
-    """Units that may still be taken under all of these caps; UNLIMITED without any."""
-    return min((max(0, limit.cap - limit.used) for limit in found), default=UNLIMITED)
-
-
-def at_once(use: Use, pool: PoolRules, owner: OwnerRules | None, ask: Ask) -> list[Blocker]:
-    """The caps on jobs at once that are reached. Asks without a card count like the others."""
-    found: list[Blocker] = []
-
-    def check(cap: int | None, used: int, who: str, names: tuple[tuple[str, str], ...], set_by: str) -> None:
-        if cap is None or used < cap:
-            return
-        helps = f"wait until one of {used} ends, or release one" if cap else "a person has to raise the cap"
-        found.append(
-            Blocker(
-                "jobs_at_once",
-                f"{who} may have {cap} jobs and leases at once: {used} are there, 1 more is wanted",
-                (("cap", cap), ("used", used), ("wanted", 1)),
-                names,
-                set_by=set_by,
-                helps=helps,
-            )
+            helps = f"wait until {self.until}, or have a person raise the cap"
+            if left >= UNITS_PER_CARD:
+                helps = f"ask for at most {cards_text(left // UNITS_PER_CARD * UNITS_PER_CARD)} now, or {helps}"
+        return Blocker(
+            self.code,
+            f"{self.subject} at most {cards_text(cap)}: {cards_text(used, noun=False)} used,"
+            f" {cards_text(wanted, noun=False)} wanted",
+            (
+                ("cap", cap // UNITS_PER_CARD),
+                ("used", cards_up(used)),
+                ("wanted", cards_up(wanted)),
+                ("free", left // UNITS_PER_CARD),
+            ),
+            self.names,
+            set_by=self.set_by,
+            helps=helps,
         )
 
-    where = f"in pool {quoted(pool.name)}"
+    def _refuse_job(self) -> Blocker:
+        return Blocker(
+            self.code,
+            f"{self.subject} at most {self.cap} jobs and leases at once: {self.used} there, 1 more wanted",
+            (("cap", self.cap), ("used", self.used), ("wanted", 1)),
+            self.names,
+            set_by=self.set_by,
+            helps=f"wait until {self.until}, or have a person raise the cap"
+            if self.cap
+            else "have a person raise the cap",
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All caps that hold for one asker in one pool, in the order in which they are told."""
+
+    cards: tuple[Limit, ...]
+    jobs: tuple[Limit, ...]
+    gpu_hours: Limit | None
+
+    def room(self) -> int:
+        """Units of cards that may still be taken; UNLIMITED without any cap."""
+        room = UNLIMITED
+        for limit in self.cards:
+            left = limit.cap - limit.sums[limit.key]
+            room = min(room, left)
+        return max(0, room)
+
+    def reached(self, wanted: int) -> list[Limit]:
+        """The caps on cards that refuse `wanted` units now."""
+        return [limit for limit in self.cards if wanted > limit.cap - limit.sums[limit.key]]
+
+    def jobs_reached(self) -> list[Limit]:
+        """The caps on jobs at once that refuse one more."""
+        return [limit for limit in self.jobs if limit.sums[limit.key] >= limit.cap]
+
+    def ever(self, wanted: int) -> Limit | None:
+        """The first cap that an ask for `wanted` units is above by itself, even when nothing is used."""
+        for limit in self.cards:
+            if wanted > limit.cap:
+                return limit
+        return next((limit for limit in self.jobs if limit.cap == 0), None)
+
+    def hours_used_up(self) -> Blocker | None:
+        """The cap on GPU-hours of the last 24 h, where it is used up. It stops asks for cards only."""
+        limit = self.gpu_hours
+        if limit is None or limit.sums.get(limit.key, 0) < limit.cap * HOUR_MS:
+            return None
+        used = limit.sums.get(limit.key, 0) // HOUR_MS
+        return Blocker(
+            "gpu_hours",
+            f"{limit.subject} at most {limit.cap} GPU-hours in 24 h: {used} used",
+            (("cap", limit.cap), ("used", used)),
+            limit.names,
+            set_by=limit.set_by,
+            helps="wait: hours older than a day fall out by themselves; or have a person raise the cap",
+        )
+
+
+def limits_for(use: Use, pool: PoolRules, owner: OwnerRules | None, ask: Ask) -> Limits:
+    """The caps that hold for the asker of `ask`. A missing one is left out: the cards there are limit by themselves."""
+    mine, agent, where = quoted(ask.owner), quoted(ask.agent), quoted(pool.name)
+    of_owner: Names = (("owner", ask.owner),)
+    in_pool: Names = (("pool", pool.name),)
+    of_agent: Names = (("agent", ask.agent),)
+    owner_in, caller_in = (ask.owner, pool.name), (ask.agent, pool.name)
+    over_all = f"over all pools the owner {mine} may have"
+    in_this = f"in pool {where} the owner {mine} may have"
+    an_agent = f"in pool {where} the agent {agent} may have"
+    cards: list[Limit] = []
+    jobs: list[Limit] = []
+    hours: Limit | None = None
+
+    def card_cap(code: str, cap: int | None, sums: Mapping[Any, int], key: Hashable, *rest: Any) -> None:
+        if cap is not None:
+            cards.append(Limit(code, max(0, cap) * UNITS_PER_CARD, sums, key, *rest))
+
+    def job_cap(cap: int | None, sums: Mapping[Any, int], key: Hashable, *rest: Any) -> None:
+        if cap is not None:
+            jobs.append(Limit("jobs_at_once", max(0, cap), sums, key, *rest))
+
     if owner is not None:
-        check(
-            owner.jobs,
-            use.jobs[ask.owner],
-            f"the owner {quoted(ask.owner)}",
-            (("owner", ask.owner),),
-            owner.set_by,
-        )
-    check(
-        pool.owner_jobs,
-        use.owner_jobs_in[ask.owner, pool.name],
-        f"the owner {quoted(ask.owner)} {where}",
-        (("owner", ask.owner), ("pool", pool.name)),
-        pool.set_by,
+        by = owner.set_by
+        card_cap("quota_owner", owner.cap, use.owner, ask.owner, over_all, of_owner, by, f"work of {mine} ends")
+        job_cap(owner.jobs, use.jobs, ask.owner, over_all, of_owner, by, f"one of {mine} ends")
+        if owner.gpu_hours is not None:
+            hours = Limit("gpu_hours", max(0, owner.gpu_hours), use.gpu_ms, ask.owner, over_all, of_owner, by, "")
+    by = pool.set_by
+    names = of_owner + in_pool
+    ends = f"work of {mine} in this pool ends"
+    card_cap("quota_owner", pool.owner_cap, use.owner_in, owner_in, in_this, names, by, ends)
+    job_cap(pool.owner_jobs, use.owner_jobs_in, owner_in, in_this, names, by, f"one of {mine} in this pool ends")
+    token = f"over all pools the token of {agent} allows"
+    card_cap(
+        "quota_agent", ask.own_cap or None, use.caller, ask.agent, token, of_agent, "token", f"work of {agent} ends"
     )
     if not ask.human:
-        check(
-            pool.agent_jobs,
-            use.caller_jobs_in[ask.agent, pool.name],
-            f"the agent {quoted(ask.agent)} {where}",
-            (("agent", ask.agent), ("pool", pool.name)),
-            pool.set_by,
+        names = of_agent + in_pool
+        ends = f"work of {agent} in this pool ends"
+        card_cap("quota_agent", pool.agent_cap, use.caller_in, caller_in, an_agent, names, by, ends)
+        job_cap(
+            pool.agent_jobs, use.caller_jobs_in, caller_in, an_agent, names, by, f"one of {agent} in this pool ends"
         )
-    return found
-
-
-def hours(use: Use, owner: OwnerRules | None, ask: Ask) -> list[Blocker]:
-    """The cap on GPU-hours of the last 24 h, where it is used up. It stops asks for cards only."""
-    if owner is None or owner.gpu_hours is None or ask.needs.gpus_max == 0:
-        return []
-    used = use.gpu_ms.get(ask.owner, 0)
-    if used < owner.gpu_hours * HOUR_MS:
-        return []
-    return [
-        Blocker(
-            "gpu_hours",
-            f"the owner {quoted(ask.owner)} may use {owner.gpu_hours} GPU-hours in 24 h: {used // HOUR_MS} used",
-            (("cap", owner.gpu_hours), ("used", used // HOUR_MS)),
-            (("owner", ask.owner),),
-            set_by=owner.set_by,
-            helps="wait: hours older than a day fall out by themselves, or have a person raise the cap",
-        )
-    ]
-
-
-def ever(found: list[Limit], wanted: int) -> Limit | None:
-    """The first cap that `wanted` units are above even when nothing is used."""
-    return next((limit for limit in found if wanted > limit.cap), None)
+    everybody = f"in pool {where} everybody together may have"
+    card_cap("quota_pool", pool.cap, use.all, pool.name, everybody, in_pool, by, "work in this pool ends")
+    if pool.reserve > 0 and not ask.human:
+        reserve = pool.reserve * UNITS_PER_CARD
+        cap = use.cards[pool.name] if pool.cap is None else pool.cap * UNITS_PER_CARD
+        kept = f"pool {where} keeps {cards_text(reserve)} for people, so agents together may have"
+        ends = "work of agents in this pool ends"
+        cards.append(Limit("reserve", max(0, cap - reserve), use.agents, pool.name, kept, in_pool, by, ends))
+    return Limits(tuple(cards), tuple(jobs), hours)

@@ -50,54 +50,74 @@ class Pass:
         self.fleet = Fleet(world, policy, now_ms)
         self._pools = {pool.name: pool for pool in world.pools}
         self._owners = {owner.owner: owner for owner in world.owners}
+        self._limits: dict[tuple[str, str, bool, str, int], caps.Limits] = {}
         self._lines: defaultdict[str, Line] = defaultdict(Line)
+
+    def limits(self, ask: Ask) -> caps.Limits:
+        """The caps for the asker of `ask`; made once for each asker, their sums go along with the pass."""
+        key = (ask.owner, ask.agent, ask.human, ask.pool, ask.own_cap)
+        limits = self._limits.get(key)
+        if limits is None:
+            limits = caps.limits_for(self.use, self.pool(ask.pool), self._owners.get(ask.owner), ask)
+            self._limits[key] = limits
+        return limits
+
+    def pool(self, name: str) -> PoolRules:
+        """The rules of a pool; a pool that nobody configured has none."""
+        return self._pools.get(name) or PoolRules(name)
 
     def answer(self, ask: Ask) -> tuple[tuple[SlotKey, ...], tuple[Blocker, ...]]:
         """The slots that `ask` gets, or why it waits; one of the two is empty.
 
-        Either changes what is left for those behind it. What an ask waits for by itself comes first among the
-        reasons, then its queue, then caps, then hosts; in each group all that hold are told, so that lifting the
-        first shows the next.
+        Either changes what is left for those behind it.
         """
-        pool = self._pools.get(ask.pool) or PoolRules(ask.pool)
-        owner = self._owners.get(ask.owner)
         shape = self.fleet.shape(ask.pool, ask.needs)
-        found = reasons.of_itself(ask, self.now_ms) + reasons.of_queue(pool)
-        found += caps.at_once(self.use, pool, owner, ask) + caps.hours(self.use, owner, ask)
-        room = caps.UNLIMITED
-        reached: list[caps.Limit] = []
-        if not shape.cpu:
-            limits = caps.limits(self.use, pool, owner, ask)
-            reached = [limit for limit in limits if shape.least_units > limit.cap - limit.used]
-            if not reached:
-                room = caps.room(limits)
-        waits_for_own = bool(found) or any(limit.code in _OWN for limit in reached)
-        found += [limit.blocker(shape.least_units) for limit in reached]
+        limits = self.limits(ask)
+        wanted = shape.least_units
+        itself = reasons.of_itself(ask, self.now_ms)
+        queue = reasons.of_queue(self.pool(ask.pool))
+        jobs = limits.jobs_reached()
+        hours = None if shape.cpu else limits.hours_used_up()
+        reached = [] if shape.cpu else limits.reached(wanted)
+        room = caps.UNLIMITED if shape.cpu or reached else limits.room()
         line = self._lines[ask.pool]
         before = line.first_before(ask)
-        if not found and before is None:
+        of_its_own = bool(itself or queue or jobs or hours) or any(limit.code in _OWN for limit in reached)
+        if not (of_its_own or reached or before):
             where = self.fleet.find(shape, room)
             if where is not None:
                 keys = self.fleet.grant(ask, where)
                 self.use.start(ask, self.use.units_of(keys))
                 return keys, ()
-        found += reasons.of_hosts(self.fleet, shape, room)
-        if before is not None and all(blocker.code != "behind" for blocker in found):
-            found.append(reasons.behind(ask.pool, before))
-        if not waits_for_own and before is None:
-            self._guard(ask, shape, line, reached, room)
+        obstacles = self.fleet.obstacles(shape, room)
+        if not of_its_own and before is None and limits.ever(wanted) is None:
+            self._guard(ask, shape, line, reached, obstacles)
+        # What an ask says about itself, what can never be, the queue, caps, hosts, those before it. In each group all
+        # that hold are told, so that lifting the first lets the ask start or shows the next.
+        found = itself
+        if obstacles is None:
+            found.append(reasons.never(self.fleet, shape))
+        found += [limit.refuse(wanted) for limit in reached if wanted > limit.cap]
+        found += queue
+        found += [limit.refuse(1) for limit in jobs]
+        if hours is not None:
+            found.append(hours)
+        found += [limit.refuse(wanted) for limit in reached if wanted <= limit.cap]
+        if obstacles is not None:
+            found += reasons.of_hosts(self.fleet, shape, obstacles)
+            if before is not None and all(blocker.code != "behind" for blocker in found):
+                found.append(reasons.behind(ask.pool, before))
         return (), tuple(found)
 
-    def _guard(self, ask: Ask, shape: Shape, line: Line, reached: list[caps.Limit], room: int) -> None:
+    def _guard(
+        self, ask: Ask, shape: Shape, line: Line, reached: list[caps.Limit], obstacles: tuple[int, ...] | None
+    ) -> None:
         """Keep what this ask waits for from those behind it, where they could take it and it can come free.
 
         An ask that also waits for a host to come back, or for something nobody can give, guards nothing: that would
         leave cards idle for a time nobody knows.
         """
-        obstacles = self.fleet.obstacles(shape, room)
         if obstacles is None or any(step & ~SHARED for step in obstacles):
-            return
-        if caps.ever(reached, shape.least_units) is not None:
             return
         for limit in reached:
             line.guard(ask, limit.code)

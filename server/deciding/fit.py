@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from cotenant.server.deciding.caps import UNLIMITED
 from cotenant.server.deciding.leases import known_end_ms
@@ -63,11 +64,13 @@ class Host:
         "occupied",
         "sick",
         "slots",
+        "version",
         "view",
     )
 
     def __init__(self, view: HostView, slots: list[Slot], taken: dict[SlotKey, Holder]) -> None:
         self.view = view
+        self.version = 0  # rises with every change
         self.name = view.name
         self.slots = slots
         self.gate = _MODE.get(view.mode, POLICY) | (0 if view.link == "up" else DOWN)
@@ -146,12 +149,27 @@ class Seat:
 class Shape:
     """Needs in a pool, with the seats they allow: the part of an ask that placement looks at."""
 
-    __slots__ = ("cpu", "high", "low", "needs", "nodes", "number", "pool", "seats", "share_units")
+    __slots__ = (
+        "cpu",
+        "guarded",
+        "heap",
+        "high",
+        "low",
+        "needs",
+        "nodes",
+        "number",
+        "pool",
+        "seat_on",
+        "seats",
+        "seen",
+        "share_units",
+    )
 
     def __init__(self, number: int, pool: str, needs: Needs, hosts: list[Host]) -> None:
         self.number = number
         self.pool = pool
         self.needs = needs
+        self.guarded = False
         self.cpu = needs.gpus_max <= 0
         self.low = 1 if self.cpu else max(1, needs.gpus_min)
         self.high = 1 if self.cpu else max(self.low, needs.gpus_max)
@@ -161,6 +179,9 @@ class Shape:
             # What a job should avoid is a wish: on the only host there is, a second attempt is better than none.
             seats = self._seats(hosts, avoiding=False)
         self.seats = seats
+        self.seat_on = {seat.host.name: seat for seat in seats}
+        self.heap: list[tuple[int, int, str, int]] | None = None  # of `Fleet._best`
+        self.seen = 0
         self.share_units = min(
             (slot.units for seat in seats for _, slot in seat.host.keys(seat.shares)),
             default=0,
@@ -284,9 +305,34 @@ class Fleet:
             for name in sorted({key[0] for key in lease.slots}):
                 if (host := self._by_name.get(name)) is not None:
                     host.book(lease.cpus, lease.memory_mib, lease.disk_mib, lease.exclusive)
+        self._ladder = self._present()
+        self._changed: list[Host] = []  # hosts in the order of their changes
         self._shapes: dict[tuple[str, Needs], Shape] = {}
         self._obstacles: dict[tuple[int, int], tuple[int, ...] | None] = {}  # until the next grant or guard
+        self._earliest: dict[int, tuple[Holder | None, int, int]] = {}  # until the next grant
         self.guards: dict[str, list[tuple[str, Shape]]] = {}  # pool -> (ask id, what it could use)
+
+    def _present(self) -> int:
+        """The obstacles that exist on some host; the others need not be tried."""
+        present = BEHIND | BUSY | HOST_CPU | HOST_MEMORY | HOST_DISK
+        for host in self.hosts:
+            present |= host.gate
+            if host.occupied:
+                present |= OCCUPIED
+            if host.sick:
+                present |= SICK
+        return present
+
+    def _steps(self, needs: Needs) -> list[int]:
+        """The rungs of the ladder that can make a difference for these needs."""
+        present = self._ladder
+        if not needs.cpus:
+            present &= ~HOST_CPU
+        if not needs.memory_mib:
+            present &= ~HOST_MEMORY
+        if not needs.disk_mib:
+            present &= ~HOST_DISK
+        return [step for step in LADDER if step & present]
 
     def shape(self, pool: str, needs: Needs) -> Shape:
         """The seats for these needs; worked out once in a pass."""
@@ -303,6 +349,41 @@ class Fleet:
         cards left over, the name of the host, the index of the card. Obstacles in `ignored` count as gone; an answer
         with some of them only says that it would fit.
         """
+        if not ignored and shape.nodes == 1 and shape.low == shape.high:
+            needed = 0 if shape.cpu else shape.low * UNITS_PER_CARD
+            if needed <= room and (best := self._best(shape)) is not None:
+                return best
+        else:
+            found = self._scan(shape, room, ignored)
+            if found is not None:
+                return found
+        return self._find_share(shape, room, ignored) if shape.share_units else None
+
+    def _best(self, shape: Shape) -> list[tuple[Host, int]] | None:
+        """The same as `_scan` for a fixed number of cards on one host, without looking at every host each time.
+
+        A heap of (preference, cards left over, host, version of the host) is kept over the pass; hosts that changed
+        since the last look get a new entry, and entries of an older version are dropped when they come up.
+        """
+        if shape.heap is None:
+            shape.heap = [entry for seat in shape.seats if (entry := _entry(shape, seat)) is not None]
+            heapify(shape.heap)
+        else:
+            for host in self._changed[shape.seen :]:
+                seat = shape.seat_on.get(host.name)
+                if seat is not None and (entry := _entry(shape, seat)) is not None:
+                    heappush(shape.heap, entry)
+        shape.seen = len(self._changed)
+        while shape.heap:
+            _, _, name, version_then = shape.heap[0]
+            seat = shape.seat_on[name]
+            if seat.host.version == version_then:
+                return [(seat.host, _lowest(seat.host.open_mask(0) & seat.cards, shape.low))]
+            heappop(shape.heap)
+        return None
+
+    def _scan(self, shape: Shape, room: int, ignored: int) -> list[tuple[Host, int]] | None:
+        """Whole cards (or cpu places) for this shape, by a look at every host."""
         nodes = shape.nodes
         high = shape.high if shape.cpu else min(shape.high, room // (UNITS_PER_CARD * nodes))
         found: list[tuple[int, Seat, int]] = []
@@ -322,7 +403,7 @@ class Fleet:
             if len(fitting) > 1:
                 fitting.sort(key=_left_over)
             return [(seat.host, _lowest(mask, take)) for seat, mask in sorted(fitting[:nodes], key=_host_name)]
-        return self._find_share(shape, room, ignored) if shape.share_units else None
+        return None
 
     def _find_share(self, shape: Shape, room: int, ignored: int) -> list[tuple[Host, int]] | None:
         """One share: on a preferred host, then the smallest that is enough, on the card with the fewest free shares."""
@@ -351,19 +432,27 @@ class Fleet:
         for host, mask in where:
             host.free &= ~mask
             host.held |= mask
+            host.version += 1
+            self._changed.append(host)
             host.book(needs.cpus, needs.memory_mib, needs.disk_mib, needs.exclusive_host)
             for _, slot in host.keys(mask):
                 keys.append(slot.key)
                 self.holder[slot.key] = holder
         self._obstacles.clear()
+        self._earliest.clear()
         return tuple(keys)
 
     def guard(self, ask: Ask, shape: Shape) -> None:
         """Keep what `ask` could use from those behind it in its pool."""
+        if shape.guarded:
+            return  # an earlier ask with the same needs does it
+        shape.guarded = True
         self.guards.setdefault(shape.pool, []).append((ask.id, shape))
         for seat in shape.seats:
             if not seat.host.gate:
                 seat.host.guarded |= seat.cards | seat.shares
+                seat.host.version += 1
+                self._changed.append(seat.host)
         self._obstacles.clear()
 
     def guardian(self, shape: Shape) -> str | None:
@@ -391,7 +480,7 @@ class Fleet:
         if self.find(shape, room, EVERYTHING) is None:
             return None
         steps: list[int] = []
-        for step in LADDER:
+        for step in self._steps(shape.needs):
             ignored |= step
             steps.append(step)
             if self.find(shape, room, ignored) is not None:
@@ -401,12 +490,18 @@ class Fleet:
                 ignored &= ~step
         return tuple(step for step in reversed(steps) if ignored & step)
 
-    def earliest(self, shape: Shape, room: int = UNLIMITED) -> tuple[Holder | None, int, int]:
+    def earliest(self, shape: Shape) -> tuple[Holder | None, int, int]:
         """Who has to end first so that enough is free, and how many of the cards that fit are free and in use now.
 
         The holder is the one whose end makes enough free at the earliest known time; without a known time the first
         one of the first host. Cards of hosts that get no new work are left out.
         """
+        found = self._earliest.get(shape.number)
+        if found is None:
+            found = self._earliest[shape.number] = self._find_earliest(shape)
+        return found
+
+    def _find_earliest(self, shape: Shape) -> tuple[Holder | None, int, int]:
         ends: list[tuple[int, str, Holder]] = []
         anybody: Holder | None = None
         free = in_use = 0
@@ -429,6 +524,14 @@ class Fleet:
         ends.sort(key=_end_order)
         first = ends[shape.nodes - 1][2] if len(ends) >= shape.nodes else anybody
         return first, free, in_use
+
+
+def _entry(shape: Shape, seat: Seat) -> tuple[int, int, str, int] | None:
+    """The place of a seat in the heap of `Fleet._best`, or None where it has too little."""
+    host = seat.host
+    if host.closed(shape.needs, 0) or (host.open_mask(0) & seat.cards).bit_count() < shape.low:
+        return None
+    return (seat.prefer, (host.free & seat.pool_cards).bit_count(), host.name, host.version)
 
 
 def _slot_order(slot: Slot) -> tuple[bool, int, str, int]:

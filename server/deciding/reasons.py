@@ -77,18 +77,15 @@ def behind(pool: str, ask_id: str) -> Blocker:
     )
 
 
-def of_hosts(fleet: Fleet, shape: Shape, room: int) -> list[Blocker]:
-    """Why it does not fit now, the main reason first; empty when it fits."""
-    obstacles = fleet.obstacles(shape, room)
-    if obstacles is None:
-        return [never(fleet, shape)]
+def of_hosts(fleet: Fleet, shape: Shape, obstacles: tuple[int, ...]) -> list[Blocker]:
+    """The obstacles that `Fleet.obstacles` found, told with their numbers, in their order."""
     found: list[Blocker] = []
     for obstacle in obstacles:
         if obstacle == fit.BEHIND:
             if (ask_id := fleet.guardian(shape)) is not None:
                 found.append(behind(shape.pool, ask_id))
         elif obstacle == fit.BUSY:
-            found.append(_busy(fleet, shape, room))
+            found.append(_busy(fleet, shape))
         else:
             found.append(_of_host(fleet, shape, obstacle))
     return found
@@ -104,8 +101,8 @@ def _wanted(shape: Shape) -> int:
     return shape.low * shape.nodes
 
 
-def _busy(fleet: Fleet, shape: Shape, room: int) -> Blocker:
-    holder, free, in_use = fleet.earliest(shape, room)
+def _busy(fleet: Fleet, shape: Shape) -> Blocker:
+    holder, free, in_use = fleet.earliest(shape)
     numbers = (("wanted", _wanted(shape)), ("free", free), ("in_use", in_use))
     names: tuple[tuple[str, str], ...] = (("pool", shape.pool),)
     until_ms: int | None = None

@@ -21,12 +21,13 @@ def plural(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
-def cards_text(units: int) -> str:
-    """Units of 1/840 card as cards with at most two decimals (rounded down): ``1 card``, ``2.5 cards``."""
+def cards_text(units: int, noun: bool = True) -> str:
+    """Units of 1/840 card as cards with at most two decimals (rounded down): ``1 card``, ``2.5 cards``, ``0.33``."""
     whole, rest = divmod(units, UNITS_PER_CARD)
-    if not rest:
-        return plural(whole, "card", "cards")
-    return f"{whole}.{rest * 100 // UNITS_PER_CARD:02d}".rstrip("0") + " cards"
+    number = f"{whole}.{rest * 100 // UNITS_PER_CARD:02d}".rstrip("0") if rest else str(whole)
+    if not noun:
+        return number
+    return f"{number} card" if units == UNITS_PER_CARD else f"{number} cards"
 
 
 def cards_up(units: int) -> int:

@@ -1,0 +1,58 @@
+"""What most commands begin with: a client from the options, and a question before what cannot be undone."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from cotenant.ui.cli import place
+from cotenant.ui.cli.client import Client
+from cotenant.ui.cli.problems import Problem, Usage
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def client(args: argparse.Namespace) -> Client:
+    """A client for the server and the token that the options, the environment or the data directory name."""
+    return Client(place.find(url=args.url, token_file=args.token_file, data=args.data))
+
+
+def sure(args: argparse.Namespace, question: str) -> None:
+    """Ask on a terminal; elsewhere --yes must have been given.
+
+    Raises:
+        Usage: nobody can be asked and --yes is missing.
+        Problem: the person said no; nothing was done.
+    """
+    if args.yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Usage(f"{question} Nobody can be asked here: give --yes to do it.")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Problem("Nothing was done.")
+
+
+def yes_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def named(words: list[str], what: str) -> dict[str, str] | None:
+    """NAME=VALUE words as a dictionary, or None where there are none. Raises Usage where one has no =."""
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, mark, value = word.partition("=")
+        if not mark or not name:
+            raise Usage(f"{what} takes NAME=VALUE, not {word!r}.")
+        pairs[name] = value
+    return pairs or None
+
+
+def split_words(text: str, option: str) -> list[str]:
+    """Words between commas. Raises Usage where there are none."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise Usage(f"{option} names nothing.")
+    return words

@@ -1,0 +1,248 @@
+"""`cotenant job`: look at jobs, wait for them, stop them, start them again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cotenant.ui.cli import ask, show, waiting
+from cotenant.ui.cli.fleet import clock
+from cotenant.ui.cli.problems import EXIT_REFUSED, Usage
+
+if TYPE_CHECKING:
+    import argparse
+
+    from cotenant.ui.cli.entry import Parser
+
+Answer = dict[str, Any]
+
+
+def configure(parser: Parser, _: str) -> None:
+    listing = parser.sub(
+        "list", act_list, "jobs, newest first", example="cotenant job list --state failed --since 2026-09-01T00:00:00Z"
+    )
+    listing.add_argument("--state", help="active, waiting, final, or one state (all)")
+    for name, what in (
+        ("pool", "in this pool"),
+        ("owner", "of this owner"),
+        ("holder", "of this caller"),
+        ("host", "on this host"),
+    ):
+        listing.add_argument(f"--{name}", help=f"only {what}")
+    listing.add_argument("--label", metavar="K=V", help="only with this label")
+    listing.add_argument("--since", metavar="TIME", help="only submitted at or after this ISO time")
+    listing.add_argument("--limit", type=int, help="at most so many (20)")
+    listing.add_argument("--cursor", help="go on where an earlier list ended")
+
+    _on_job(parser, "show", act_show, "one job with its attempts and why it waits")
+    wait = _on_job(parser, "wait", act_wait, "wait until a job is over; exit with its code")
+    wait.add_argument(
+        "--timeout", type=float, metavar="S", help="give up after so many seconds (exit code 1); the job goes on"
+    )
+    cancel = _on_job(parser, "cancel", act_cancel, "stop a job for good")
+    _as_operator(cancel)
+    ask.yes_option(cancel)
+    _on_job(parser, "retry", act_retry, "start a final job again as a new attempt")
+    signal = _on_job(parser, "signal", act_signal, "send a signal to a running job's processes", more=" USR1")
+    signal.add_argument("signal", metavar="SIGNAL", help="name or number, such as USR1, CONT, 12")
+    hold = _on_job(parser, "hold", act_hold, "keep a waiting job from starting")
+    _as_operator(hold, reason_for="why; shown to whoever asks why it waits")
+    release = _on_job(parser, "release", act_release, "let a held job start")
+    _as_operator(release)
+    abandon = _on_job(
+        parser,
+        "abandon",
+        act_abandon,
+        "give a lost job up, though its process may still run (people only)",
+        more=' --reason "…"',
+    )
+    abandon.add_argument("--reason", required=True, help="why; recorded")
+    ask.yes_option(abandon)
+
+
+def _on_job(parser: Parser, name: str, act: Any, what: str, *, more: str = "") -> argparse.ArgumentParser:
+    sub = parser.sub(name, act, what, example=f"cotenant job {name} JOB{more}")
+    sub.add_argument("job", metavar="JOB")
+    return sub
+
+
+def _as_operator(parser: argparse.ArgumentParser, *, reason_for: str = "why; recorded") -> None:
+    parser.add_argument("--reason", default="", help=reason_for)
+    parser.add_argument("--operate", action="store_true", help="act on anybody's job (people only; needs --reason)")
+
+
+def _operate(args: argparse.Namespace, verb: str) -> Answer:
+    if not args.reason.strip():
+        raise Usage("--operate needs --reason: it is recorded and the owner sees it.")
+    return ask.client(args).operate(verb, {"job_id": args.job}, args.reason)
+
+
+def act_list(args: argparse.Namespace) -> int:
+    names = ("state", "pool", "owner", "holder", "host", "label", "since", "limit", "cursor")
+    answer = ask.client(args).call_tool("list_jobs", {name: getattr(args, name) for name in names})
+    if args.json:
+        show.as_json(answer)
+        return 0
+    table(answer["jobs"], empty="No job.")
+    if answer.get("cursor"):
+        show.say(f"{answer['total']} in all; there are more: --cursor {answer['cursor']}")
+    return 0
+
+
+def table(jobs: list[Answer], *, empty: str) -> None:
+    """Jobs as a table: for how long they ran, or what they wait for."""
+    rows = (
+        (
+            j["job_id"], j["state"], j["name"], j["holder"], j["pool"], j["gpus"], j["priority"], j.get("host"),
+            show.span(j.get("running_s")), f"{show.span(j['age_s'])} ago", j.get("exit_code"), j.get("blocker"),
+        )
+        for j in jobs
+    )  # fmt: skip
+    heads = ("JOB", "STATE", "NAME", "HOLDER", "POOL", "GPUS", "PRIORITY", "HOST", "RUN", "SUBMITTED", "EXIT", "WHY")
+    show.table(rows, heads, empty=empty)
+
+
+def act_show(args: argparse.Namespace) -> int:
+    job = ask.client(args).call_tool("get_job", {"job_id": args.job})
+    if args.json:
+        show.as_json(job)
+    else:
+        tell(job)
+    return 0
+
+
+def act_wait(args: argparse.Namespace) -> int:
+    job = waiting.for_job(ask.client(args), args.job, timeout_s=args.timeout)
+    if args.json:
+        show.as_json(job)
+    elif job["state"] in waiting.JOB_FINAL:
+        show.say(ending(job))
+    else:
+        show.say(f"{job['job_id']} is still {waiting.reason(job)}")
+    return waiting.exit_code(job) if job["state"] in waiting.JOB_FINAL else EXIT_REFUSED
+
+
+def ending(job: Answer) -> str:
+    """How a final job ended, in one line."""
+    code = job.get("exit_code")
+    parts = [f"{job['job_id']} {job['state']}"]
+    if code is not None:
+        parts.append(f"exit code {code}")
+    if job.get("running_s") is not None:
+        parts.append(f"ran {show.span(job['running_s'])}")
+    if job.get("failure_class"):
+        parts.append(str(job["failure_class"]))
+    return show.harmless(", ".join(parts) + (f": {job['message']}" if job.get("message") else ""))
+
+
+def act_cancel(args: argparse.Namespace) -> int:
+    client = ask.client(args)
+    ask.sure(args, f"Stop job {args.job} for good?")
+    if args.operate:
+        answer = _operate(args, "job.cancel")
+    else:
+        # Asked twice is the rule for what is final: the first answer brings the token that the second must carry.
+        wanted = {"job_id": args.job}
+        answer = client.call_tool("cancel_job", wanted)
+        if answer.get("status") == "confirmation_required":
+            answer = client.call_tool("cancel_job", {**wanted, "confirm_token": answer["confirm_token"]})
+    if args.json:
+        show.as_json(answer)
+    else:
+        show.out(show.harmless(str(answer.get("message") or f"{args.job} {answer.get('state', 'cancelled')}")))
+    return EXIT_REFUSED if answer.get("status") == "not_cancelled" else 0
+
+
+def act_retry(args: argparse.Namespace) -> int:
+    return _brief(args, ask.client(args).call_tool("retry_job", {"job_id": args.job}))
+
+
+def act_signal(args: argparse.Namespace) -> int:
+    answer = ask.client(args).call_tool("signal_job", {"job_id": args.job, "signal": args.signal})
+    if args.json:
+        show.as_json(answer)
+    else:
+        show.out(
+            f"{answer['signal']} {'delivered to' if answer['delivered'] else 'not delivered to'} {answer['attempt_id']}"
+        )
+    return 0 if answer["delivered"] else EXIT_REFUSED
+
+
+def act_hold(args: argparse.Namespace) -> int:
+    if args.operate:
+        return _brief(args, _operate(args, "job.hold"))
+    return _brief(args, ask.client(args).call_tool("hold_job", {"job_id": args.job, "reason": args.reason or None}))
+
+
+def act_release(args: argparse.Namespace) -> int:
+    if args.operate:
+        return _brief(args, _operate(args, "job.unhold"))
+    return _brief(args, ask.client(args).call_tool("release_job", {"job_id": args.job}))
+
+
+def act_abandon(args: argparse.Namespace) -> int:
+    client = ask.client(args)
+    ask.sure(
+        args, f"Give up job {args.job}? Its process may still run and its cards stay taken until the host answers."
+    )
+    return _brief(args, client.operate("job.abandon", {"job_id": args.job}, args.reason))
+
+
+def _brief(args: argparse.Namespace, answer: Answer) -> int:
+    if args.json:
+        show.as_json(answer)
+    else:
+        show.out(f"{args.job} {show.harmless(waiting.reason(answer)) if 'state' in answer else 'done'}")
+    return 0
+
+
+def tell(job: Answer) -> None:
+    """One job for a person."""
+    if job.get("dry_run"):
+        would = job.get("would_start")
+        starts = (
+            "it would wait"
+            if would is False
+            else "it would start at once"
+            if would
+            else "when it would start is not known"
+        )
+        show.out(f"dry run: nothing was submitted; {starts}")
+    limit = f"{job['hours']:g} h ({job['hours_from']})"
+    left = f", {show.span(job['time_left_s'])} left" if job.get("time_left_s") is not None else ""
+    show.pairs(
+        [
+            ("job", job["job_id"]),
+            ("name", job["name"]),
+            ("state", job["state"] + (f" ({job['stop_reason']})" if job.get("stop_reason") else "")),
+            ("purpose", job["purpose"]),
+            ("holder", f"{job['holder']} (owner {job['owner']})"),
+            ("pool", f"{job['pool']}, {job['priority']}"),
+            ("cards", show.slots(job) if job.get("slots") else f"{job['gpus']} wanted"),
+            ("command", job.get("command")),
+            ("workdir", job.get("workdir")),
+            ("labels", " ".join(f"{k}={v}" for k, v in job["labels"].items())),
+            ("submitted", f"{clock(job['submitted_at'])} ({show.span(job['age_s'])} ago)"),
+            ("started", clock(job.get("started_at"))),
+            ("ended", clock(job.get("ended_at"))),
+            ("ran", show.span(job["running_s"]) if job.get("running_s") is not None else None),
+            ("time limit", limit + left),
+            ("exit code", job.get("exit_code")),
+            ("failure", job.get("failure_class")),
+            ("message", job.get("message")),
+            ("held", job.get("held_reason")),
+            ("in line", job.get("queue_position")),
+        ]
+    )
+    show.blockers(job)
+    if job["attempts"]:
+        show.out()
+        rows = (
+            (
+                a["attempt_id"], a["epoch"], a["state"], a.get("host"), show.slots(a), clock(a.get("started_at")), a.get("exit_code"),
+                (a.get("exit") or {}).get("signal"), a.get("failure_class") or a.get("message"),
+            )
+            for a in job["attempts"]
+        )  # fmt: skip
+        show.table(rows, ("ATTEMPT", "EPOCH", "STATE", "HOST", "CARDS", "STARTED", "EXIT", "SIGNAL", "WHY"), empty="")
+    for line in job.get("log_tail") or ():
+        show.out(f"  | {show.harmless(line)}")

@@ -1,0 +1,143 @@
+"""How answers are shown: tables on a terminal, the same without colours or cuts when piped, exact JSON with --json.
+
+Text that others wrote may hold anything; what would steer a terminal is made visible before it gets there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
+
+
+def out(text: str = "") -> None:
+    """One line on standard output, there at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """One line for the person, on standard error, so that output stays clean."""
+    sys.stderr.write(f"cotenant: {text}\n")
+    sys.stderr.flush()
+
+
+def as_json(value: Any) -> None:
+    """The exact answer, indented for people on a terminal and on one line for programs."""
+    out(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+
+
+def line_json(value: Any) -> None:
+    """One record of a stream: always one line."""
+    out(json.dumps(value, ensure_ascii=False))
+
+
+def colours() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, colour: str) -> str:
+    return f"{colour}{text}{PLAIN}" if colours() else text
+
+
+def harmless(text: str) -> str:
+    """`text` with every character that could steer a terminal (escapes, carriage returns, bidi marks) as \\x1b and the like."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def log_line(text: str) -> str:
+    """A log line as it was written, when piped; without what steers a terminal on one."""
+    return harmless(text) if sys.stdout.isatty() else text
+
+
+def table(rows: Iterable[Sequence[Any]], heads: Sequence[str], *, empty: str) -> None:
+    """Rows under heads, aligned; numbers to the right; the last column is cut to the terminal's width. `empty` if no rows."""
+    cells = [[cell(value) for value in row] for row in rows]
+    if not cells:
+        out(empty)
+        return
+    widths = [max(len(head), *(len(row[i]) for row in cells)) for i, head in enumerate(heads)]
+    right = [
+        all(row[i] == "-" or (row[i][:1].isdigit() and " " not in row[i]) for row in cells) for i in range(len(heads))
+    ]
+    if sys.stdout.isatty():
+        limit = columns(sys.stdout)
+        for i in sorted(range(len(widths)), key=lambda i: -widths[i]):  # the widest columns give way first
+            over = sum(widths) + 2 * (len(widths) - 1) - limit
+            if over > 0 and not right[i]:
+                widths[i] = max(len(heads[i]), 12, widths[i] - over)
+    out(paint(_row(heads, widths, right), BOLD))
+    for row in cells:
+        out(_row(row, widths, right))
+
+
+def columns(stream: Any) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    shown = []
+    for text, width, to_right in zip(cells, widths, right, strict=True):
+        text = text if len(text) <= width else text[: width - 1] + "…"
+        shown.append(text.rjust(width) if to_right else text.ljust(width))
+    return "  ".join(shown).rstrip()
+
+
+def cell(value: Any) -> str:
+    """One value for a table: unknown is -, never 0."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return harmless(str(value))
+
+
+def pairs(items: Iterable[tuple[str, Any]]) -> None:
+    """Names and values, one pair a line; pairs without a value are left out."""
+    shown = [(name, cell(value)) for name, value in items if value not in (None, "", [], {})]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, text in shown:
+        out(f"{paint(name.ljust(width), DIM)}  {text}")
+
+
+def span(seconds: float | None) -> str:
+    """A duration as people say it: 45s, 3m, 2h05m, 3d4h; - where it is not known."""
+    if seconds is None:
+        return "-"
+    left = max(0, int(seconds))
+    if left < 60:
+        return f"{left}s"
+    if left < 3600:
+        return f"{left // 60}m{left % 60:02}s" if left < 600 else f"{left // 60}m"
+    if left < 86400:
+        return f"{left // 3600}h{left % 3600 // 60:02}m"
+    return f"{left // 86400}d{left % 86400 // 3600}h"
+
+
+def slots(answer: dict[str, Any]) -> str:
+    """The cards of a lease or job: local:0,1; - where there are none."""
+    by_host: dict[str, list[str]] = {}
+    for slot in answer.get("slots") or ():
+        number = "?" if slot.get("index") is None else str(slot["index"])
+        share = "" if slot.get("share") is None else f"/{slot['share']}"
+        by_host.setdefault(str(slot.get("host")), []).append(number + share)
+    text = " ".join(f"{host}:{','.join(numbers)}" for host, numbers in by_host.items())
+    return (text + " simulated" if answer.get("simulated") else text) or "-"
+
+
+def blockers(answer: dict[str, Any]) -> None:
+    """Why something waits, a line each, with what would help."""
+    for blocker in answer.get("blockers") or ():
+        helps = f" {blocker['helps']}" if blocker.get("helps") else ""
+        out(f"  waits: {cell(blocker.get('code'))}: {cell(blocker.get('message'))}{harmless(helps)}")

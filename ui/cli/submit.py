@@ -1,0 +1,255 @@
+"""`cotenant submit`: hand a job to the server; it runs whether this terminal lives or not."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from cotenant.ui.cli import ask, logs, place, show, waiting
+from cotenant.ui.cli.problems import Usage
+
+if TYPE_CHECKING:
+    import argparse
+
+    from cotenant.ui.cli.client import Client
+    from cotenant.ui.cli.entry import Parser
+
+Answer = dict[str, Any]
+
+
+def configure(parser: Parser, _: str) -> None:
+    submit = parser.command(
+        act,
+        takes_command=True,
+        usage="cotenant submit [options] -- CMD [ARG …]",
+        example="cotenant submit --gpus 1 --hours 4 --follow -- python train.py --lr 3e-4\n"
+        "  cotenant submit --gpus 0 --wait --shell 'make test | tail'",
+    )
+    submit.add_argument("--shell", metavar="TEXT", help="a line for /bin/sh instead of -- CMD")
+    submit.add_argument(
+        "--spec", metavar="FILE", help="a whole specification as JSON (- is standard input); options go before it"
+    )
+    what = submit.add_argument_group("what it is")
+    what.add_argument("--name", help="short name")
+    what.add_argument("--purpose", help="why; everybody sees it")
+    what.add_argument("--project")
+    what.add_argument("--experiment")
+    what.add_argument("--kind", choices=("train", "evaluate", "inference", "export", "custom"))
+    what.add_argument("--label", action="append", default=[], metavar="K=V", help="may be repeated")
+    what.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a hyper-parameter, kept with the run; may be repeated",
+    )
+    needs = submit.add_argument_group("what it needs")
+    needs.add_argument("-g", "--gpus", metavar="N|MIN-MAX", help="cards; 0: a place without a card (1)")
+    needs.add_argument("--pool")
+    needs.add_argument("--hours", type=float, metavar="H", help="time limit (the pool's default)")
+    needs.add_argument("--priority", choices=("critical", "high", "normal", "batch"))
+    needs.add_argument("--gpu-memory-mib", type=int, metavar="M", help="cards with at least this memory")
+    needs.add_argument("--gpu-model", metavar="TEXT", help="cards whose model's name holds this")
+    needs.add_argument("--cpus", type=int)
+    needs.add_argument("--memory-mib", type=int)
+    needs.add_argument("--prefer", action="append", default=[], metavar="HOST", help="may be repeated, best first")
+    runs = submit.add_argument_group("how it runs")
+    runs.add_argument(
+        "-C", "--workdir", metavar="DIR", help="directory on the host (this one, where the server is on this machine)"
+    )
+    runs.add_argument("--own-dir", action="store_true", help="start in the attempt's own empty directory")
+    runs.add_argument(
+        "-e",
+        "--env",
+        action="append",
+        default=[],
+        metavar="K[=V]",
+        help="a variable; without =V its value here; may be repeated",
+    )
+    runs.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="K=FILE",
+        help="a variable with the content of a file on the host",
+    )
+    runs.add_argument("--pty", action="store_true", help="give it a terminal")
+    runs.add_argument("--stop-grace", type=int, metavar="S", help="seconds between TERM and KILL (10)")
+    runs.add_argument("--max-attempts", type=int, metavar="N")
+    runs.add_argument("--retry-on", metavar="CLASS,…", help="failure classes that get a new attempt (gpu,host,lost)")
+    runs.add_argument("--resumable", action="store_true")
+    runs.add_argument("--not-preemptible", action="store_true")
+    runs.add_argument("--checkpoint-dir", metavar="DIR")
+    runs.add_argument("--checkpoint-interval", type=int, metavar="S")
+    runs.add_argument(
+        "--resume-arg", metavar="TEXT", help="argument that takes the checkpoint's path, such as --resume={path}"
+    )
+    then = submit.add_argument_group("and then")
+    then.add_argument("-w", "--wait", action="store_true", help="wait until it is over; exit with its code")
+    then.add_argument("-f", "--follow", action="store_true", help="the same, showing what it prints")
+    then.add_argument("--no-queue", action="store_true", help="refuse instead of waiting where it cannot start now")
+    then.add_argument("--dry-run", action="store_true", help="say what would happen; submit nothing")
+    then.add_argument("--request-id", metavar="ID", help="the same id again is the same submit (a new one)")
+
+
+def act(args: argparse.Namespace) -> int:
+    client = ask.client(args)
+    spec = specification(args, here=place.is_loopback(client.place.url))
+    spec["request_id"] = args.request_id
+    spec["when_full"] = "refuse" if args.no_queue else None
+    spec["dry_run"] = True if args.dry_run else None
+    job = client.call_tool("submit_job", spec)
+    if args.dry_run or not (args.wait or args.follow):
+        if args.json:
+            show.as_json(job)
+        elif args.dry_run:
+            from cotenant.ui.cli.job import tell
+
+            tell(job)
+        else:
+            show.out(job["job_id"])
+            _notes(job)
+        return 0
+    show.say(f"{job['job_id']} {show.harmless(waiting.reason(job))}")
+    _notes(job)
+    try:
+        job = _to_the_end(client, job, follow=args.follow and not args.json)
+    except KeyboardInterrupt:
+        show.say(
+            f"{job['job_id']} goes on without you. See it with `cotenant logs -f {job['job_id']}`, stop it with `cotenant job cancel`."
+        )
+        raise
+    if args.json:
+        show.as_json(job)
+    else:
+        from cotenant.ui.cli.job import ending
+
+        show.say(ending(job))
+    return waiting.exit_code(job)
+
+
+def _notes(job: Answer) -> None:
+    if job.get("deduplicated"):
+        show.say("the same job was submitted a moment ago and is not over: this is that job")
+    if job.get("near_cap"):
+        show.say("you are close to the cap of this pool")
+
+
+def _to_the_end(client: Client, job: Answer, *, follow: bool) -> Answer:
+    if follow:
+        for answer in logs.follow(client, job["job_id"]):
+            for line in answer["lines"]:
+                show.out(show.log_line(line))
+    return waiting.for_job(client, job["job_id"])
+
+
+def specification(args: argparse.Namespace, *, here: bool) -> Answer:
+    """The arguments of submit_job. `here` says that the host's directories are ours.
+
+    Raises:
+        Usage: no command, two commands, or an option that cannot mean anything.
+    """
+    spec: Answer = dict(_read_spec(args.spec)) if args.spec else {}
+    given = [x for x in (args.command_line, args.shell) if x]
+    if len(given) > 1:
+        raise Usage("Give the command either after -- or with --shell.")
+    if given:
+        spec["command"] = given[0]
+    if not spec.get("command"):
+        raise Usage("What shall it run? Put the command after --: cotenant submit --gpus 1 -- python train.py")
+    plain = (
+        "name", "purpose", "project", "experiment", "kind", "pool", "hours", "priority", "gpu_memory_mib", "gpu_model", "cpus",
+        "memory_mib", "max_attempts",
+    )  # fmt: skip
+    found: Answer = {key: getattr(args, key) for key in plain}
+    found |= {
+        "gpus": _cards(args.gpus),
+        "labels": ask.named(args.label, "--label"),
+        "config": _values(args.config),
+        "prefer": args.prefer or None,
+        "workdir": _workdir(args, spec, here),
+        "env": _env(args.env),
+        "secrets": [
+            {"env": k, "file": os.path.abspath(v)} for k, v in (ask.named(args.secret, "--secret") or {}).items()
+        ]
+        or None,
+        "pty": args.pty or None,
+        "stop_grace_s": args.stop_grace,
+        "retry_on": ask.split_words(args.retry_on, "--retry-on") if args.retry_on else None,
+        "resumable": args.resumable or None,
+        "preemptible": False if args.not_preemptible else None,
+        "checkpoint": _checkpoint(args),
+    }
+    spec |= {key: value for key, value in found.items() if value is not None}
+    return spec
+
+
+def _read_spec(path: str) -> Answer:
+    import sys
+
+    try:
+        if path == "-":
+            value = json.load(sys.stdin)
+        else:
+            with open(path, "rb") as file:
+                value = json.load(file)
+    except OSError as exc:
+        raise Usage(f"{path} cannot be read: {exc.strerror}.") from exc
+    except ValueError as exc:
+        raise Usage(f"{path} is not JSON: {exc}.") from exc
+    if not isinstance(value, dict):
+        raise Usage(f"{path} must hold one JSON object.")
+    return value
+
+
+def _cards(text: str | None) -> int | Answer | None:
+    if text is None:
+        return None
+    low, dash, high = text.partition("-")
+    if low.isdigit() and (not dash or high.isdigit()):
+        return {"min": int(low), "max": int(high)} if dash else int(low)
+    raise Usage(f"--gpus takes a number or MIN-MAX, not {text!r}.")
+
+
+def _values(words: list[str]) -> Answer | None:
+    """K=V with V as JSON where it is some (numbers, true, lists), else as text."""
+    out: Answer = {}
+    for key, text in (ask.named(words, "--config") or {}).items():
+        try:
+            out[key] = json.loads(text)
+        except ValueError:
+            out[key] = text
+    return out or None
+
+
+def _workdir(args: argparse.Namespace, spec: Answer, here: bool) -> str | None:
+    if args.own_dir:
+        if args.workdir:
+            raise Usage("Give either --workdir or --own-dir.")
+        spec.pop("workdir", None)
+        return None
+    if args.workdir:
+        return os.path.abspath(args.workdir) if here else str(args.workdir)
+    return os.getcwd() if here and "workdir" not in spec else None
+
+
+def _env(words: list[str]) -> dict[str, str] | None:
+    out: dict[str, str] = {}
+    for word in words:
+        name, mark, value = word.partition("=")
+        if not mark:
+            if (here := os.environ.get(name)) is None:
+                raise Usage(f"--env {name}: there is no such variable here; give {name}=VALUE.")
+            value = here
+        out[name] = value
+    return out or None
+
+
+def _checkpoint(args: argparse.Namespace) -> Answer | None:
+    if not args.checkpoint_dir:
+        if args.checkpoint_interval or args.resume_arg:
+            raise Usage("--checkpoint-interval and --resume-arg need --checkpoint-dir.")
+        return None
+    values = {"dir": args.checkpoint_dir, "interval_s": args.checkpoint_interval, "resume_arg": args.resume_arg}
+    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,178 @@
+"""`cotenant token`: make, list and revoke tokens, over a running server or on its database while it does not run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cotenant.ui.cli import ask, place, show
+from cotenant.ui.cli.problems import NoServer, Usage
+
+if TYPE_CHECKING:
+    import argparse
+
+    from cotenant.ui.cli.entry import Parser
+
+Answer = dict[str, Any]
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def configure(parser: Parser, _: str) -> None:
+    create = parser.sub(
+        "create",
+        act_create,
+        "make a token; it is shown once",
+        example="cotenant token create alice-codex --owner alice --scopes read,write",
+    )
+    create.add_argument("name", metavar="NAME", help="the caller's name")
+    create.add_argument("--kind", choices=("agent", "human"), default="agent", help="(agent)")
+    create.add_argument("--owner", help="the person who answers for it (your unix user)")
+    create.add_argument("--scopes", default="read,write", help="of read, write, operate, admin, report (read,write)")
+    create.add_argument("--expires", metavar="TIME", help="end after 12h, 30d, … (never)")
+    create.add_argument("--toolset", "--tools", choices=("core", "full"), help="which tools it sees (full)")
+    create.add_argument("--pools", help="only these pools, by commas (all)")
+    create.add_argument(
+        "--max-priority", choices=("critical", "high", "normal", "batch"), help="the highest it may ask for"
+    )
+    create.add_argument("--autopilot", action="store_true", help="what is its own and final needs no second question")
+    create.add_argument("--own-only", action="store_true", help="bound to its own objects, not to all of its owner's")
+    create.add_argument("--out", metavar="FILE", help="write the token to this new file (0600) instead of showing it")
+    create.add_argument("--reason", default="made on the command line", help="why; recorded")
+    parser.sub("list", act_list, "all tokens, without their secrets", example="cotenant token list")
+    revoke = parser.sub("revoke", act_revoke, "end a token now", example="cotenant token revoke alice-codex --yes")
+    revoke.add_argument("token", metavar="NAME|ID")
+    revoke.add_argument("--reason", default="revoked on the command line", help="why; recorded")
+    ask.yes_option(revoke)
+
+
+def act_create(args: argparse.Namespace) -> int:
+    owner = args.owner or _unix_user()
+    if args.out and os.path.lexists(args.out):
+        raise Usage(f"{args.out} is there already; name a new file.")
+    wanted: Answer = {
+        "name": args.name,
+        "kind": args.kind,
+        "owner": owner,
+        "scopes": ask.split_words(args.scopes, "--scopes"),
+        "expires_s": _seconds(args.expires),
+        "toolset": args.toolset,
+        "pools": ask.split_words(args.pools, "--pools") if args.pools else None,
+        "max_priority": args.max_priority,
+        "autopilot": args.autopilot or None,
+        "own_only": args.own_only or None,
+    }
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+
+    def offline(data: Any) -> Answer:
+        from cotenant.server.offline import create_token
+
+        made: Answer = create_token(data, **wanted)
+        return made
+
+    answer = _either(args, lambda client: client.operate("token.create", wanted, args.reason), offline)
+    if args.out:
+        fd = os.open(args.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(str(answer["token"]) + "\n")
+        answer = {
+            **{key: value for key, value in answer.items() if key != "token"},
+            "token_file": os.path.abspath(args.out),
+        }
+    if args.json:
+        show.as_json(answer)
+    elif args.out:
+        show.out(f"{args.name}: token in {args.out}")
+    else:
+        show.out(str(answer["token"]))
+        show.say("this is the only time that it is shown")
+    return 0
+
+
+def act_list(args: argparse.Namespace) -> int:
+    def offline(data: Any) -> Answer:
+        from cotenant.server.offline import list_tokens
+
+        found: Any = list_tokens(data)
+        return found if isinstance(found, dict) else {"tokens": found}
+
+    answer = _either(args, lambda client: client.operate("token.list", {}, "listed on the command line"), offline)
+    if args.json:
+        show.as_json(answer)
+        return 0
+    rows = (
+        (
+            t.get("name"), t.get("kind"), t.get("owner"), _joined(t.get("scopes")), t.get("toolset"),
+            _state(t), t.get("expires_at"), t.get("last_seen_at") or t.get("seen_at"), t.get("token_id") or t.get("id"),
+        )
+        for t in answer["tokens"]
+    )  # fmt: skip
+    show.table(
+        rows, ("NAME", "KIND", "OWNER", "SCOPES", "TOOLS", "STATE", "EXPIRES", "SEEN", "ID"), empty="There is no token."
+    )
+    return 0
+
+
+def _joined(words: Any) -> str:
+    return words if isinstance(words, str) else ",".join(words or ())
+
+
+def _state(token: Answer) -> str:
+    return "revoked" if token.get("revoked_at") or token.get("revoked") else str(token.get("state") or "valid")
+
+
+def act_revoke(args: argparse.Namespace) -> int:
+    def offline(data: Any) -> Answer:
+        from cotenant.server.offline import revoke_token
+
+        found: Any = revoke_token(data, args.token)
+        return found if isinstance(found, dict) else {"token": args.token}
+
+    ask.sure(args, f"End the token of {args.token} now? What it started goes on.")
+    answer = _either(args, lambda client: client.operate("token.revoke", {"token": args.token}, args.reason), offline)
+    if args.json:
+        show.as_json(answer)
+    else:
+        show.out(f"{args.token} revoked")
+    return 0
+
+
+def _either(args: argparse.Namespace, online: Callable[[Any], Answer], offline: Callable[[Any], Answer]) -> Answer:
+    """Through the server where it runs, else on the database of its data directory.
+
+    The database has one writer: while a server holds it, `offline` refuses by itself, whatever was seen here.
+    """
+    data = place.data_dir(args.data)
+    elsewhere = args.url or (not args.data and os.environ.get("COTENANT_URL"))
+    if elsewhere:
+        return online(ask.client(args))
+    if place.server_record(data) is not None:
+        try:
+            return online(ask.client(args))
+        except NoServer as exc:
+            if not exc.refused:
+                raise
+    from pathlib import Path
+
+    from cotenant.ui.cli.serve import own_errors
+
+    with own_errors():
+        return offline(Path(data))
+
+
+def _unix_user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _seconds(text: str | None) -> int | None:
+    if text is None:
+        return None
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "s")
+    if not number.isdigit() or not int(number):
+        raise Usage(f"--expires takes a time such as 12h or 30d, not {text!r}.")
+    return int(number) * _UNITS[unit]

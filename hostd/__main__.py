@@ -1,0 +1,97 @@
+"""Start hostd: read the arguments, put the parts together, serve until told to end.
+
+    cotenant-hostd --state DIR --socket PATH [--simulate-gpus N] [--residents NAME,NAME] [--lock-dir DIR]
+
+Prints `ready PATH` on its own line once it listens. SIGTERM and SIGINT end it with status 0; attempts run on under
+their shims, and the next hostd on the same directory adopts them. Exit status 2: the arguments or directories cannot
+be used, and a sentence on stderr says what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import sys
+from typing import List, Optional
+
+# asyncio brings ssl along where it can, for 3 MiB that hostd never uses: it speaks on a unix socket alone.
+sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
+
+import asyncio  # noqa: E402
+
+from cotenant.hostd.attempts import Attempts  # noqa: E402
+from cotenant.hostd.cards import Cards  # noqa: E402
+from cotenant.hostd.daemon import Daemon  # noqa: E402
+from cotenant.hostd.host import Host, claims_of  # noqa: E402
+from cotenant.hostd.locks import CardLocks, default_lock_directory, open_lock_directory  # noqa: E402
+from cotenant.hostd.outbox import Outbox  # noqa: E402
+from cotenant.hostd.simulated import SimulatedCards  # noqa: E402
+from cotenant.hostd.state import State, StateError  # noqa: E402
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run hostd; returns its exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        return asyncio.run(_run(options))
+    except StateError as error:
+        print(f"cotenant-hostd: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"cotenant-hostd: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cotenant-hostd", description="Keep this machine's GPUs and jobs for a Cotenant server.")
+    parser.add_argument("--state", required=True, metavar="DIR", help="private directory on a local disk")
+    parser.add_argument("--socket", required=True, metavar="PATH", help="unix socket to listen on, in a private directory")
+    parser.add_argument("--simulate-gpus", type=int, default=0, metavar="N", help="show N simulated cards and no real ones")
+    parser.add_argument("--residents", default="", metavar="NAME,NAME", help="programs that may be on a card always")
+    parser.add_argument("--lock-dir", default=None, metavar="DIR", help="where card locks of all users of this machine lie")
+    return parser
+
+
+async def _run(options: argparse.Namespace) -> int:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    lock_directory = open_lock_directory(options.lock_dir or default_lock_directory())
+    state = State(options.state, lock_directory)
+    state.open()
+    outbox = Outbox(state.starts)
+    attempts = Attempts(state.directory, state.boot_id)
+    cards = _cards(options.simulate_gpus, state, attempts)
+    await cards.look()
+    residents = tuple(name.strip() for name in options.residents.split(",") if name.strip())
+    locks = CardLocks(lock_directory, f"{os.geteuid()} {state.directory}")
+    host = Host(state, cards, attempts, locks, residents, outbox.add)
+    daemon = Daemon(options.socket, outbox)
+    host.adopt()
+    await daemon.open(host)
+    # What is loaded now stays: the collector need not look at it again, and small garbage may gather.
+    gc.collect()
+    gc.freeze()
+    print(f"ready {options.socket}", flush=True)
+    try:
+        await ended.wait()
+    finally:
+        await daemon.close()
+        await host.close()
+        state.close()
+    return 0
+
+
+def _cards(simulated: int, state: State, attempts: Attempts) -> Cards:
+    if simulated > 0:
+        return SimulatedCards(simulated, state.state_id, lambda: claims_of(attempts))
+    from cotenant.hostd.nvml import open_nvml
+
+    return open_nvml()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

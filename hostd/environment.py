@@ -1,0 +1,37 @@
+"""The environment that tells a job which cards are its own.
+
+Owns the variables of design section 4 and the choice between indices and uuids. Pure: cards come in as seen.
+Indices are computed at launch from uuids, because after a card is lost and the driver reloaded they shift; they are
+the default because some programs (vLLM, Ray for a time) fail on uuids in CUDA_VISIBLE_DEVICES.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping
+
+from cotenant.hostd.cards import Sighting
+from cotenant.hostd.protocol import StartSpec
+
+
+def launch_environment(spec: StartSpec, cards: Mapping[str, Sighting], state_directory: str) -> Dict[str, str]:
+    """What hostd adds last, over everything the job asked for. `cards` holds every gpu of the spec's slots."""
+    uuids: List[str] = []
+    for slot in spec.slots:
+        if slot.uuid != "cpu" and slot.uuid not in uuids:
+            uuids.append(slot.uuid)
+    # CUDA takes MIG instances by uuid alone, and one list cannot mix both ways.
+    by_uuid = any(cards[uuid].mig_parent for uuid in uuids) or (
+        spec.visible_by == "uuid" and not any(cards[uuid].simulated for uuid in uuids)
+    )
+    visible = uuids if by_uuid else [str(cards[uuid].index) for uuid in uuids]
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(visible),
+        "COTENANT_GPU_UUIDS": ",".join(uuids),
+        "COTENANT_LEASE": spec.lease_id,
+        "COTENANT_FENCE": str(spec.fence),
+        "COTENANT_JOB": spec.job_id,
+        "COTENANT_ATTEMPT": spec.attempt_id,
+        "COTENANT_EPOCH": str(spec.epoch),
+        "COTENANT_STATE_DIR": state_directory,
+    }

@@ -1,0 +1,519 @@
+"""What the server may ask of this host, one method per request; and what hostd does by itself.
+
+Owns the order of things: check, remember (synced), obey; look, judge, report. Must not know: sockets and frames
+(daemon.py). Every method answers with a value of protocol.py or raises Refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any, Callable, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
+
+from cotenant.hostd import logs, processes
+from cotenant.hostd.attempts import Attempt, Attempts, check_id, digest
+from cotenant.hostd.cards import Cards, Sighting
+from cotenant.hostd.clean import Judge
+from cotenant.hostd.environment import launch_environment
+from cotenant.hostd.facts import read_facts
+from cotenant.hostd.locks import CardLocks
+from cotenant.hostd.protocol import (
+    PROTOCOL,
+    AttemptReport,
+    CardProcess,
+    CardState,
+    CleanCheck,
+    Hello,
+    HostFacts,
+    LogPage,
+    Refused,
+    SlotRef,
+    StartSpec,
+    Welcome,
+    slots_of,
+    to_wire,
+)
+from cotenant.hostd.state import State, overlap
+from cotenant.hostd.supervisor import Supervisor
+
+#: How often slots that an ended lease left unclean are looked at again.
+SWEEP_S = 1.0
+#: A stop that is not over this long after its KILL is told as unkillable.
+UNKILLABLE_AFTER_S = 10.0
+#: How long logs and records of forgotten attempts stay.
+KEEP_LOGS_S = 14 * 86_400.0
+KEEP_RECORDS_S = 60 * 86_400.0
+
+Report = Callable[[str, str, Any], None]
+
+
+class Host:
+    """This machine: its memory, cards and attempts. `report(name, key, body)` sends a report to the server."""
+
+    def __init__(
+        self,
+        state: State,
+        cards: Cards,
+        attempts: Attempts,
+        locks: CardLocks,
+        residents: Tuple[str, ...],
+        report: Report,
+    ) -> None:
+        self.state = state
+        self.cards = cards
+        self.attempts = attempts
+        self.locks = locks
+        self.supervisor = Supervisor(attempts, self._changed, self._ended, self._resume)
+        self.judge = Judge(attempts, lambda: self.state.holds, residents)
+        self._report = report
+        self._starts: Dict[str, Tuple[str, asyncio.Future[AttemptReport]]] = {}
+        self._tasks: Set[asyncio.Task[None]] = set()
+        self._card_told: Dict[str, Tuple[Any, ...]] = {}
+        self._driver_told: Tuple[Any, ...] = (cards.driver.status, cards.driver.version)
+
+    # ---- life
+
+    def adopt(self) -> None:
+        """Take in what is on disk, after hostd's start."""
+        for attempt in self.supervisor.adopt():
+            self._resume(attempt)
+        for lease_id, hold in self.state.holds.items():
+            for slot in hold["slots"]:
+                self._relock(slot["uuid"], lease_id)
+        for attempt in self.attempts.living():
+            for uuid in attempt.cards:
+                self._relock(uuid, attempt.id)
+        for lease_id in self.state.endings:
+            self._later(self._sweep_lease(lease_id))
+        self.attempts.sweep_ended(KEEP_LOGS_S, KEEP_RECORDS_S)
+        self.supervisor.start_warm()
+
+    def _relock(self, uuid: str, user: str) -> None:
+        if uuid != "cpu" and not uuid.startswith("SIM-"):
+            try:
+                self.locks.take(uuid, user, ours_lives=True)
+            except Refused:
+                pass  # another hostd has taken it while we were dead; its users see ours as occupied
+
+    def _resume(self, attempt: Attempt) -> None:
+        """A start that hostd's death interrupted is made now, under the same checks."""
+
+        async def make() -> None:
+            try:
+                assert attempt.spec is not None
+                await self._make(attempt, attempt.spec)
+            except Refused as error:
+                self._give_up(attempt, error)
+            self._changed(attempt)
+
+        self._later(make())
+
+    async def close(self) -> None:
+        """Stop watching; attempts run on."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.supervisor.close()
+        self.cards.close()
+
+    # ---- requests
+
+    async def hello(self, hello: Hello) -> Welcome:
+        """Greet the control plane, and tell it everything this host has."""
+        self.state.greet(hello)
+        return Welcome(
+            protocol=min(PROTOCOL, hello.protocol),
+            state_id=self.state.state_id,
+            boot_id=self.state.boot_id,
+            hostd_pid=os.getpid(),
+            max_fence=self.state.max_fence,
+            needs_floor=self.state.needs_floor,
+            facts=self.facts(),
+            cards=tuple(self.judge.judge(self.cards.last())),
+            attempts=tuple(attempt.report() for attempt in self.attempts),
+            holds=tuple(self.state.holds),
+        )
+
+    async def set_floor(self, fence: int) -> Dict[str, Any]:
+        """Refuse every start below `fence` from now on."""
+        self.state.set_floor(fence)
+        return {}
+
+    async def start(self, spec: StartSpec) -> AttemptReport:
+        """Start one attempt, once: a repeat answers where it stands. Returns when it runs, or could not be executed."""
+        attempt_id = check_id(spec.attempt_id)
+        if not spec.argv or not all(isinstance(word, str) and "\0" not in word for word in spec.argv):
+            raise Refused("bad_request", "argv: at least one word, and no NUL in any, was expected")
+        going = self._starts.get(attempt_id)
+        if going is not None:
+            _same(going[0], digest(spec), attempt_id)
+            return await asyncio.shield(going[1])
+        known = self.attempts.find(attempt_id) or self.attempts.find_forgotten(attempt_id)
+        if known is not None and known.spec is not None:
+            _same(known.digest, digest(spec), attempt_id)
+            if known.state == "never":
+                raise Refused("tombstoned", f"attempt {attempt_id} was stopped before it started; it never will")
+            return known.report()
+        if attempt_id in self.state.tombstones or known is not None:
+            raise Refused("tombstoned", f"a stop of attempt {attempt_id} came before its start")
+        answer: asyncio.Future[AttemptReport] = asyncio.get_running_loop().create_future()
+        self._starts[attempt_id] = (digest(spec), answer)
+        try:
+            result = await self._start(spec)
+            answer.set_result(result)
+            return result
+        except BaseException as error:
+            answer.set_exception(error if isinstance(error, Refused) else Refused("storage", f"hostd failed: {error!r}"))
+            answer.exception()  # nobody need ask
+            raise
+        finally:
+            del self._starts[attempt_id]
+
+    async def _start(self, spec: StartSpec) -> AttemptReport:
+        self.state.check_memory()
+        self.state.check_fence(spec.slots, spec.fence)
+        if spec.workdir and not (os.path.isdir(spec.workdir) and os.access(spec.workdir, os.X_OK)):
+            raise Refused("bad_workdir", f"{spec.workdir} is not a directory that this host's user can enter")
+        seen = await self._admit(spec)
+        if spec.attempt_id in self.state.tombstones:
+            raise Refused("tombstoned", f"a stop of attempt {spec.attempt_id} came before its start")
+        attempt = self.attempts.create(spec, lambda: launch_environment(spec, seen, self.state.directory))
+        try:
+            await self._obey(attempt, spec)
+        except Refused as error:
+            if attempt.state == "starting":
+                self.attempts.discard(attempt)
+            self.locks.release(attempt.id)
+            raise error
+        return attempt.report()
+
+    async def _make(self, attempt: Attempt, spec: StartSpec) -> None:
+        """Start an attempt that is on disk already."""
+        self.state.check_fence(spec.slots, spec.fence)
+        await self._admit(spec)
+        await self._obey(attempt, spec)
+
+    async def _admit(self, spec: StartSpec) -> Dict[str, Sighting]:
+        """Look at the cards of `spec` in this moment. Returns them by uuid; raises Refused when one may not be used."""
+        uuids = [slot.uuid for slot in spec.slots if slot.uuid != "cpu"]
+        seen = {card.uuid: card for card in await self.cards.look(uuids)} if uuids else {}
+        self.state.check_fence(spec.slots, spec.fence)  # a higher one may have come during the look
+        self._check_free(spec.slots, spec.lease_id, spec.attempt_id)
+        self._check_cards(uuids, seen)
+        return seen
+
+    async def _obey(self, attempt: Attempt, spec: StartSpec) -> None:
+        handed: List[int] = []
+        for uuid in attempt.cards:
+            if not uuid.startswith("SIM-"):
+                fd = self.locks.take(uuid, attempt.id, self._lives_on(uuid, attempt.id))
+                if fd is not None:
+                    handed.append(fd)
+        await self.state.raise_fence(spec.slots, spec.fence)
+        await self.supervisor.launch(attempt, handed)
+
+    def _give_up(self, attempt: Attempt, error: Refused) -> None:
+        if attempt.living:
+            attempt.state, attempt.clean = "never", True
+            attempt.message = f"{error.code}: {error.message}"
+            attempt.mark("tombstone")
+        self.locks.release(attempt.id)
+
+    def _lives_on(self, uuid: str, but: str) -> bool:
+        if any(uuid == slot["uuid"] for hold in self.state.holds.values() for slot in hold["slots"]):
+            return True
+        return any(uuid in attempt.cards and attempt.id != but for attempt in self.attempts.living())
+
+    def _check_free(self, slots: Iterable[SlotRef], lease_id: str, attempt_id: str = "") -> None:
+        """Raises Refused("occupied") when an attempt or hold of another lease lives on one of `slots`."""
+        for slot in slots:
+            for attempt in self.attempts.living():
+                if attempt.lease_id == lease_id or attempt.id == attempt_id:
+                    continue
+                if any(overlap(slot, other) for other in attempt.slots):
+                    raise Refused(
+                        "occupied",
+                        f"attempt {attempt.id} of lease {attempt.lease_id} still lives on {slot.uuid}",
+                        {"uuid": slot.uuid, "attempt_id": attempt.id},
+                    )
+            for other_lease, hold in self.state.holds.items():
+                if other_lease != lease_id and any(overlap(slot, held) for held in slots_of(hold["slots"])):
+                    raise Refused(
+                        "occupied",
+                        f"direct lease {other_lease} holds {slot.uuid}",
+                        {"uuid": slot.uuid, "lease_id": other_lease},
+                    )
+
+    def _check_cards(self, uuids: List[str], seen: Dict[str, Sighting]) -> None:
+        """Raises Refused when a card is missing, ill, or has something on it that nobody explains."""
+        for card in self.judge.judge(seen[uuid] for uuid in uuids if uuid in seen):
+            if card.state in ("sick", "lost"):
+                raise Refused("sick", f"card {card.uuid}: {card.reason or card.state}", {"uuid": card.uuid})
+            if card.state != "ok":
+                raise Refused(
+                    card.state, f"card {card.uuid}: {card.reason}", {"uuid": card.uuid, "processes": card.processes}
+                )
+        for uuid in uuids:
+            if uuid not in seen:
+                raise Refused("no_such_card", f"no card {uuid} is here", {"uuid": uuid})
+
+    async def stop(self, attempt_id: str, reason: str, grace_s: float) -> AttemptReport:
+        """Make sure that the attempt ends, or never starts. Returns at once; reports tell the end."""
+        check_id(attempt_id)
+        forgotten = None if self.attempts.find(attempt_id) else self.attempts.find_forgotten(attempt_id)
+        if forgotten is not None:
+            return forgotten.report()
+        known = self.attempts.find(attempt_id)
+        if known is not None and not known.living:
+            return known.report()
+        # On disk before it is answered: from then on no start of this id is obeyed, also after a power cut.
+        await self.state.bury(attempt_id)
+        attempt = self.attempts.bury(attempt_id)
+        self.supervisor.stop(attempt, reason, grace_s)
+        return attempt.report()
+
+    async def signal(self, attempt_id: str, number: int) -> AttemptReport:
+        """Signal the command's process group."""
+        attempt = self._get(attempt_id)
+        if not 1 <= number <= 64:
+            raise Refused("bad_request", f"signal: 1 to 64 was expected, not {number}")
+        self.supervisor.signal(attempt, number)
+        return attempt.report()
+
+    async def probe(self, attempt_id: str) -> AttemptReport:
+        """Where the attempt stands; `unknown` when this host knows nothing of it."""
+        check_id(attempt_id)
+        attempt = self.attempts.find(attempt_id) or self.attempts.find_forgotten(attempt_id)
+        if attempt is not None:
+            return attempt.report()
+        if attempt_id in self.state.tombstones:
+            return AttemptReport(attempt_id, "never", refusal="tombstoned", clean=True)
+        return AttemptReport(attempt_id, "unknown")
+
+    def _get(self, attempt_id: str) -> Attempt:
+        attempt = self.attempts.find(check_id(attempt_id)) or self.attempts.find_forgotten(attempt_id)
+        if attempt is None:
+            raise Refused("unknown_attempt", f"no attempt {attempt_id} was ever here")
+        return attempt
+
+    async def hold(self, lease_id: str, fence: int, slots: List[SlotRef]) -> CleanCheck:
+        """A direct lease begins: lock its cards. Repeating is safe."""
+        check_id(lease_id)
+        self.state.check_memory()
+        self.state.check_fence(tuple(slots), fence)
+        uuids = [slot.uuid for slot in slots if slot.uuid != "cpu"]
+        seen = {card.uuid: card for card in await self.cards.look(uuids)} if uuids else {}
+        self.state.check_fence(tuple(slots), fence)
+        self._check_free(slots, lease_id)
+        if lease_id not in self.state.holds:
+            self._check_cards(uuids, seen)
+        try:
+            for uuid in uuids:
+                if not uuid.startswith("SIM-"):
+                    self.locks.take(uuid, lease_id, self._lives_on(uuid, ""))
+            self.state.holds[lease_id] = {"fence": fence, "slots": to_wire(slots)}
+            self.state.endings.pop(lease_id, None)
+            await self.state.raise_fence(tuple(slots), fence)
+            self.state.save()
+        except Refused:
+            self.state.holds.pop(lease_id, None)
+            self.locks.release(lease_id)
+            raise
+        return self.judge.check(slots, seen.values(), ())
+
+    async def unhold(self, lease_id: str) -> CleanCheck:
+        """A direct lease ended. When its slots are not clean yet, a `clean` report follows once they are."""
+        hold = self.state.holds.pop(check_id(lease_id), None)
+        if hold is None:
+            hold = self.state.endings.get(lease_id)
+            if hold is None:
+                return CleanCheck(clean=True)
+        else:
+            self.state.endings[lease_id] = hold
+            self.state.save()
+        check = await self.check(slots_of(hold["slots"]))
+        if check.clean:
+            self._lease_clean(lease_id)
+        else:
+            self._later(self._sweep_lease(lease_id))
+        return check
+
+    def _lease_clean(self, lease_id: str) -> None:
+        if self.state.endings.pop(lease_id, None) is not None:
+            self.state.save()
+        self.locks.release(lease_id)
+
+    async def _sweep_lease(self, lease_id: str) -> None:
+        while lease_id in self.state.endings:
+            await asyncio.sleep(SWEEP_S)
+            hold = self.state.endings.get(lease_id)
+            if hold is None:
+                return
+            check = await self.check(slots_of(hold["slots"]))
+            if check.clean:
+                self._lease_clean(lease_id)
+                self._report("clean", lease_id, {"lease_id": lease_id, "check": to_wire(check)})
+
+    async def check(self, slots: List[SlotRef]) -> CleanCheck:
+        """Are these slots clean now?"""
+        uuids = [slot.uuid for slot in slots if slot.uuid != "cpu"]
+        seen = await self.cards.look(uuids) if uuids else []
+        return self.judge.check(slots, seen, ())
+
+    async def look(self) -> Dict[str, Any]:
+        """A fresh look at all cards, with the machine's facts."""
+        cards = self.judge.judge(await self.cards.look())
+        return {"cards": cards, "facts": self.facts()}
+
+    async def read_log(
+        self, attempt_id: str, stream: str, offset: Optional[int], tail_lines: Optional[int], max_bytes: int
+    ) -> LogPage:
+        """A piece of an attempt's log."""
+        check_id(attempt_id)
+        if stream not in ("out", "err"):
+            raise Refused("bad_request", f"stream: out or err was expected, not {stream!r}")
+        directory = self.attempts.log_directory(attempt_id)
+        if directory is None:
+            raise Refused("unknown_attempt", f"no attempt {attempt_id} was ever here")
+        attempt = self.attempts.find(attempt_id)
+        over = attempt is None or not attempt.living
+        try:
+            return logs.read_page(os.path.join(directory, stream), offset, tail_lines, max_bytes, over)
+        except OSError as error:
+            raise Refused("storage", f"the log of attempt {attempt_id} cannot be read: {error}") from error
+
+    async def forget(self, attempt_ids: List[str]) -> Dict[str, Any]:
+        """The server has these records; logs stay readable for a while."""
+        for attempt_id in attempt_ids:
+            self.attempts.forget(check_id(attempt_id))
+        return {}
+
+    def acked(self, name: str, key: str) -> None:
+        """The server has stored a report; an end is not told again after a restart."""
+        if name == "attempt":
+            attempt = self.attempts.find(key)
+            if attempt is not None and not attempt.living and not attempt.acked and attempt.clean:
+                attempt.acked = True
+                attempt.mark("acked")
+
+    # ---- by itself
+
+    def facts(self) -> HostFacts:
+        return read_facts(self.state.directory, self.cards.driver)
+
+    def _changed(self, attempt: Attempt) -> None:
+        if not attempt.living:
+            self.locks.release(attempt.id)
+        self._report("attempt", attempt.id, attempt.report())
+
+    def _ended(self, attempt: Attempt) -> None:
+        if attempt.cards or attempt.survivors:
+            self._later(self._clean_up(attempt))
+        else:
+            attempt.clean = True
+            self._changed_soon(attempt)
+
+    def _changed_soon(self, attempt: Attempt) -> None:
+        # After the answer to a start that is just being given: its task was woken first.
+        asyncio.get_running_loop().call_soon(self._changed, attempt)
+
+    async def _clean_up(self, attempt: Attempt) -> None:
+        """Check that the attempt's slots are free, tell its end with the answer, and look on until they are."""
+        told = False
+        while True:
+            left = self._left_of(attempt)
+            seen = await self.cards.look(attempt.cards) if attempt.cards else []
+            check = self.judge.check(attempt.slots, seen, left)
+            attempt.clean, attempt.unclean = check.clean, check.unclean
+            if not told:
+                told = True
+                self._report("attempt", attempt.id, attempt.report())
+            elif check.clean:
+                self._report("clean", attempt.lease_id, {"lease_id": attempt.lease_id, "check": to_wire(check)})
+                self._report("attempt", attempt.id, attempt.report())
+            if check.clean:
+                self.locks.release(attempt.id)
+                return
+            await asyncio.sleep(SWEEP_S)
+
+    def _left_of(self, attempt: Attempt) -> List[CardProcess]:
+        """Processes of an ended attempt that survived even KILL; none by the shim's count means none."""
+        if not attempt.survivors:
+            return []
+        left = self.supervisor.orphans(attempt)
+        attempt.survivors = len(left)
+        return [
+            CardProcess(
+                pid=seen.pid,
+                user=processes.owner(seen.pid),
+                program=seen.name,
+                memory_mib=None,
+                attempt_id=attempt.id,
+                lease_id=attempt.lease_id,
+                state=seen.state,
+            )
+            for seen in left
+        ]
+
+    async def sample(self) -> List[CardState]:
+        """One look at all cards: reports what changed, notes the most memory per attempt, returns the cards."""
+        cards = self.judge.judge(await self.cards.look())
+        peaks: Dict[str, Dict[str, int]] = {}
+        for card in cards:
+            told = (card.state, card.reason if card.state != "ok" else None, tuple(p.pid for p in card.processes))
+            if self._card_told.get(card.uuid, ("ok", None, ())) != told:
+                self._report("card", card.uuid, card)
+            self._card_told[card.uuid] = told
+            for process in card.processes:
+                if process.attempt_id and process.memory_mib is not None:
+                    mine = peaks.setdefault(process.attempt_id, {})
+                    mine[card.uuid] = mine.get(card.uuid, 0) + process.memory_mib
+        for attempt_id, seen in peaks.items():
+            attempt = self.attempts.find(attempt_id)
+            if attempt is not None and attempt.living:
+                attempt.keep_peaks(seen)
+        driver = self.cards.driver
+        if (driver.status, driver.version) != self._driver_told:
+            self._driver_told = (driver.status, driver.version)
+            self._report("facts", "", self.facts())
+        return cards
+
+    def tend(self) -> None:
+        """Once in a while, while attempts live: cap logs, and tell of stops that do not come to an end."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        for attempt in self.attempts.living():
+            if attempt.spec is not None:
+                for stream in ("out", "err"):
+                    logs.cap(attempt.path(stream), attempt.spec.log_max_mib * 1024 * 1024)
+            if attempt.stop_by is not None and now > attempt.stop_by + UNKILLABLE_AFTER_S:
+                attempt.stop_by = None
+                attempt.survivors = 1
+                attempt.clean, attempt.unclean = False, tuple(self._left_of(attempt))
+                attempt.message = "it does not end after KILL; a process stuck in the kernel waits for a reboot"
+                self._report("attempt", attempt.id, attempt.report())
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is leased here."""
+        return bool(self.state.holds or self.state.endings or self.attempts.living())
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _same(known: str, fresh: str, attempt_id: str) -> None:
+    if known != fresh:
+        raise Refused("spec_conflict", f"attempt {attempt_id} came before with another command or other needs")
+
+
+def claims_of(attempts: Attempts) -> List[Tuple[int, Tuple[str, ...], int]]:
+    """What living attempts claim of simulated cards: pid, uuids, MiB on each."""
+    found = []
+    for attempt in attempts:
+        if attempt.state in ("running", "stopping") and attempt.pid is not None and attempt.spec is not None:
+            asked = attempt.spec.env.get("COTENANT_SIM_MEMORY_MIB", "0")
+            found.append((attempt.pid, attempt.cards, int(asked) if asked.isdigit() else 0))
+    return found

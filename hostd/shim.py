@@ -1,0 +1,475 @@
+"""The shim: one small process per attempt that starts the command, outlives hostd, and writes how it ended.
+
+Owns the attempt's process tree from the first instruction to the last: its session, its log files, its time limit,
+the stop ladder (CONT, TERM, grace, KILL) and the exit record. Needs nobody: hostd may die and come back.
+Must not know: cards, leases, the wire's framing, asyncio. Liveness is the flock that arrives with the request.
+
+Files in the attempt's directory: reads `spec`, `secret` (deleted at once), `orders`; writes `lock` (pid and ticks),
+`began` (before the command can run), `pid` (pid, ticks, boot id), `out`, `err`, `exit` (write, fsync, rename).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from cotenant.hostd import processes
+
+#: How long after KILL a tree may still hold on before the record is written without it (kernel calls cannot be killed).
+UNKILLABLE_S = 5.0
+#: Poll no longer than this while a deadline runs: poll() sleeps on a clock that stands still while the machine is
+#: suspended, and the deadline is on one that does not.
+CLOCK_SLICE_S = 30.0
+#: Raised for the command's tree, so that the kernel takes a job before it takes hostd or the shim.
+OOM_SCORE_ADJ = "500"
+
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_prctl: Any = None
+
+
+def prepare() -> None:
+    """Load what every shim needs, once, in the warm parent."""
+    global _prctl
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
+    # Warm caches that are filled on first use.
+    json.loads(json.dumps({"a": 1}))
+    processes.stat(os.getpid())
+    processes.boot_id()
+    processes.oom_kills()
+    time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def wait_for_request(requests: socket.socket, taken: int) -> None:
+    """Wait as the spare shim; run the one request that comes, or return when hostd is gone.
+
+    A request is the attempt's directory, with the descriptors of its lock, of the socket to hostd, and of any
+    card locks, in this order.
+    """
+    os.setsid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_NAME, b"cotenant-shim", 0, 0, 0)
+    wake = _catch_signals()
+    data, fds, _flags, _address = socket.recv_fds(requests, 65536, 32, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        return
+    os.write(taken, b"1")
+    os.close(taken)
+    requests.close()
+    directory = os.fsdecode(data)
+    try:
+        Shim(directory, fds[0], socket.socket(fileno=fds[1]), wake).run()
+    except BaseException:
+        # Nobody reads this process's stderr; what went wrong must be found beside the attempt.
+        with open(os.path.join(directory, "shim.error"), "a", encoding="utf-8") as file:
+            file.write(traceback.format_exc())
+
+
+def _catch_signals() -> int:
+    """Turn the signals the shim lives on into bytes on a pipe; returns its reading end."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _noop)
+    return read
+
+
+def _noop(number: int, frame: Any) -> None:
+    """The wake-up descriptor has already said it."""
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Shim:
+    """One attempt's keeper. `run` returns when the whole tree is gone and the record is on disk."""
+
+    def __init__(self, directory: str, lock: int, control: socket.socket, wake: int) -> None:
+        self.directory = directory
+        self.lock = lock
+        self.control = control
+        self.wake = wake
+        self.control.setblocking(False)
+        self.job = 0
+        self.status: Optional[int] = None  # of the command itself, once reaped
+        self.user_s = 0.0
+        self.sys_s = 0.0
+        self.peak_kib = 0
+        self.asked: Set[int] = set()  # signals sent because hostd was asked to
+        self.orders_read = 0
+        self.reason: Optional[str] = None
+        self.sender: Optional[str] = None  # set when a stop began: shim, or outside for a TERM at the shim itself
+        self.stopped_first = False  # the stop began before the command ended by itself
+        self.kill_at: Optional[float] = None
+        self.killed_at: Optional[float] = None
+        self.escapees: Set[Tuple[int, int]] = set()
+        self.terminal: Optional[int] = None
+        self.out = -1
+        self.oom_before = processes.oom_kills()
+        self.started = _now()
+        self.ended: Optional[float] = None
+
+    # ---- from the request to the running command
+
+    def run(self) -> None:
+        me = os.getpid()
+        os.ftruncate(self.lock, 0)
+        os.pwrite(self.lock, b"%d %d\n" % (me, processes.start_ticks(me) or 0), 0)
+        os.chdir(self.directory)  # relative names below: they survive a rename of the directory
+        with open("spec", "rb") as file:
+            stored = json.loads(file.read())
+        self.spec: Dict[str, Any] = stored["spec"]
+        env = dict(os.environ)
+        env.update(self.spec.get("env", {}))
+        try:
+            with open("secret", "rb") as file:
+                env.update(json.loads(file.read()))
+            os.unlink("secret")
+        except FileNotFoundError:
+            pass
+        env.update(stored["launch_env"])
+        env.setdefault("PYTHONUNBUFFERED", "1")
+        failure = self._spawn(env)
+        os.chdir(self.directory)
+        if failure is not None:
+            self.ended = _now()
+            self._finish({"exec_error": failure})
+            return
+        self._wait_for_end()
+
+    def _spawn(self, env: Dict[str, str]) -> Optional[str]:
+        """Start the command; returns what went wrong, or None. Effects: `began`, `pid`, `out`, `err`."""
+        mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self.out = os.open("out", mode, 0o600)
+        err = os.open("err", mode, 0o600)
+        null = os.open("/dev/null", os.O_RDWR)
+        argv: List[str] = self.spec["argv"]
+        actions: List[Tuple[Any, ...]]
+        slave = -1
+        if self.spec.get("pty"):
+            env.setdefault("TERM", "xterm")
+            self.terminal, slave, path = _open_terminal()
+            # The first terminal that a session leader opens becomes its controlling one.
+            actions = [(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDWR, 0)]
+            actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+        else:
+            actions = [
+                (os.POSIX_SPAWN_DUP2, null, 0),
+                (os.POSIX_SPAWN_DUP2, self.out, 1),
+                (os.POSIX_SPAWN_DUP2, err, 2),
+            ]
+        if os.path.exists("tombstone"):
+            os._exit(0)  # a stop came between the request and here; without `began` it counts as never started
+        os.close(os.open("began", os.O_WRONLY | os.O_CREAT, 0o600))
+        try:
+            workdir = self.spec.get("workdir")
+            if workdir:
+                os.chdir(workdir)
+            program = find_program(argv[0], env.get("PATH", os.defpath))
+            # posix_spawn shares memory until exec: it costs a third of a fork, and reports a failed exec by itself.
+            self.started = _now()
+            self.job = os.posix_spawn(
+                program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_IGNORED_HERE
+            )
+        except (OSError, ValueError) as error:
+            return _exec_error(argv[0] if argv else "", self.spec.get("workdir"), error)
+        finally:
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
+            os.close(err)
+            if self.terminal is None:
+                os.close(self.out)
+            else:
+                os.close(slave)  # held until the command had opened it, else the master would read a hang-up first
+            os.close(null)
+        ticks = processes.start_ticks(self.job) or 0
+        identity = b"%d %d %s\n" % (self.job, ticks, processes.boot_id().encode())
+        os.chdir(self.directory)
+        _put("pid", identity)
+        self._tell(b"p %d %d" % (self.job, ticks))
+        try:
+            # Lowering it again would need a privilege, so it is not raised in the shim before the spawn.
+            fd = os.open("/proc/%d/oom_score_adj" % self.job, os.O_WRONLY)
+            try:
+                os.write(fd, OOM_SCORE_ADJ.encode())
+            finally:
+                os.close(fd)
+        except OSError:
+            pass  # it has ended already, or a container forbids it
+        return None
+
+    # ---- while it runs
+
+    def _wait_for_end(self) -> None:
+        poll = select.poll()
+        poll.register(self.wake, select.POLLIN)
+        if self.terminal is not None:
+            poll.register(self.terminal, select.POLLIN)
+        limit = self.spec.get("time_limit_s")
+        limit_at = None if limit is None else self.started + float(limit)
+        self._read_orders()  # one may have been written before this shim could be signalled
+        while True:
+            gone = self._reap()
+            if self.status is not None and gone:
+                break
+            now = _now()
+            if self.status is not None and self.ended is None:
+                self._leader_ended(now)
+            if limit_at is not None and now >= limit_at and self.kill_at is None:
+                self._begin_stop("time_limit", "shim", float(self.spec.get("stop_grace_s", 10.0)), now)
+            if self.kill_at is not None and now >= self.kill_at:
+                if self.killed_at is None:
+                    self.killed_at = now
+                self._signal_tree(signal.SIGKILL)
+                if self.status is not None and now > self.killed_at + UNKILLABLE_S:
+                    break
+            for fd, _events in poll.poll(self._timeout_ms(limit_at, now)):
+                if fd == self.wake:
+                    self._woken()
+                elif not self._relay():
+                    poll.unregister(fd)
+        if self.terminal is not None:
+            while self._relay():
+                pass
+        assert self.status is not None
+        self._finish(_outcome(self.status))
+
+    def _timeout_ms(self, limit_at: Optional[float], now: float) -> Optional[int]:
+        if self.killed_at is not None:
+            return 50  # KILL is repeated: a tree that still forks may have made a new one
+        deadlines = [at for at in (limit_at if self.kill_at is None else None, self.kill_at) if at is not None]
+        if not deadlines:
+            return None
+        return int(max(0.0, min(min(deadlines) - now, CLOCK_SLICE_S)) * 1000) + 1
+
+    def _woken(self) -> None:
+        try:
+            numbers = os.read(self.wake, 4096)
+        except BlockingIOError:
+            return
+        if signal.SIGUSR1 in numbers:
+            self._read_orders()
+        if signal.SIGTERM in numbers and self.kill_at is None:
+            self._begin_stop(None, "outside", float(self.spec.get("stop_grace_s", 10.0)), _now())
+
+    def _read_orders(self) -> None:
+        """Carry out what hostd has appended to `orders` since the last look."""
+        try:
+            with open("orders", "rb") as file:
+                file.seek(self.orders_read)
+                fresh = file.read()
+        except FileNotFoundError:
+            return
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        self.orders_read += len(whole)
+        for line in whole.splitlines():
+            order = json.loads(line)
+            if order["do"] == "stop":
+                self._begin_stop(order["reason"], "shim", float(order["grace_s"]), _now())
+            elif order["do"] == "signal" and self.status is None:
+                self.asked.add(int(order["signal"]))
+                self._signal_group(int(order["signal"]))
+
+    def _begin_stop(self, reason: Optional[str], sender: str, grace_s: float, now: float) -> None:
+        """The ladder: TERM and CONT now, KILL after the grace. A second order can only shorten the grace."""
+        if self.kill_at is not None:
+            self.kill_at = min(self.kill_at, now + grace_s)
+            if self.reason is None:
+                self.reason, self.sender = reason, sender
+            return
+        self.kill_at = now + grace_s
+        if self.status is None:
+            self.reason, self.sender, self.stopped_first = reason, sender, True
+        self._signal_tree(signal.SIGTERM)
+        self._signal_tree(signal.SIGCONT)  # a stopped process gets its TERM only once it goes on
+
+    def _leader_ended(self, now: float) -> None:
+        """The command is over, something of its tree is not: keep the result at once, then end the rest."""
+        self.ended = now
+        assert self.status is not None
+        _put("exit.main", json.dumps(self._record(_outcome(self.status))).encode())
+        if self.kill_at is None:
+            self._begin_stop(None, "shim", float(self.spec.get("stop_grace_s", 10.0)), now)
+
+    def _reap(self) -> bool:
+        """Collect what has ended; True when no descendant is left (the shim is the subreaper of all of them)."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            self.user_s += usage.ru_utime
+            self.sys_s += usage.ru_stime
+            self.peak_kib = max(self.peak_kib, usage.ru_maxrss)
+            if pid == self.job:
+                self.status = status
+
+    def _signal_group(self, number: int) -> None:
+        # Nobody else can have this group's number: the leader is our unreaped child.
+        if self.status is None:
+            try:
+                os.killpg(self.job, number)
+            except OSError:
+                pass
+
+    def _signal_tree(self, number: int) -> None:
+        """Signal the command's group and every descendant outside it, such as what called setsid."""
+        grouped = self.status is None
+        self._signal_group(number)
+        for seen in processes.descendants(os.getpid(), processes.sweep()):
+            if (self.status is not None or seen.sid != self.job) and seen.state not in "ZX":
+                self.escapees.add((seen.pid, seen.ticks))
+            if not (grouped and seen.pgid == self.job):
+                processes.send(seen.pid, seen.ticks, number)
+
+    def _relay(self) -> bool:
+        """Copy what the terminal has to the log; False when it is closed or, at the end, empty."""
+        assert self.terminal is not None
+        if self.status is not None and not select.select([self.terminal], [], [], 0)[0]:
+            return False
+        try:
+            data = os.read(self.terminal, 65536)
+        except OSError:  # EIO: the last process that had it open is gone
+            return False
+        while data:
+            data = data[os.write(self.out, data) :]
+        return True
+
+    # ---- the end
+
+    def _finish(self, outcome: Dict[str, Any]) -> None:
+        record = self._record(outcome)
+        body = json.dumps(record).encode()
+        # hostd is told first, so that the sync is not on the road of the answer. Whoever acts on it has a copy then;
+        # a power cut before the sync shows the attempt as lost, which is the truth of a cut a millisecond earlier.
+        self._tell(b"e " + body)
+        _put("exit", body, sync=True)
+
+    def _record(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
+        ended = self.ended if self.ended is not None else _now()
+        sender, reason = None, None
+        if self.stopped_first:
+            sender, reason = self.sender, self.reason
+        elif "signal" in outcome:
+            number = outcome["signal"]
+            if number in self.asked:
+                sender = "cotenant"
+            elif number == signal.SIGKILL and processes.oom_kills() > self.oom_before >= 0:
+                sender = "kernel_oom"
+            else:
+                sender = "outside"
+        survivors = 0
+        if self.killed_at is not None:
+            left = processes.descendants(os.getpid(), processes.sweep())
+            survivors = sum(1 for seen in left if seen.state not in "ZX")
+        record = dict(outcome)
+        record.update(
+            sender=sender,
+            reason=reason,
+            cpu_user_s=round(self.user_s, 3),
+            cpu_sys_s=round(self.sys_s, 3),
+            peak_memory_mib=self.peak_kib // 1024,
+            duration_s=round(max(0.0, ended - self.started), 3),
+            escapees_killed=len(self.escapees),
+            ended_at_ms=int(time.time() * 1000),
+            survivors=survivors,
+        )
+        return record
+
+    def _tell(self, message: bytes) -> None:
+        """Tell hostd if it is there; it finds the same in the files if it is not."""
+        try:
+            self.control.send(message)
+        except OSError:
+            pass
+
+
+#: Signals that this process ignores (Python itself ignores some); the command must not inherit that.
+_IGNORED_HERE = [signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGQUIT]
+
+
+def _outcome(status: int) -> Dict[str, Any]:
+    if os.WIFSIGNALED(status):
+        return {"signal": os.WTERMSIG(status)}
+    return {"code": os.WEXITSTATUS(status)}
+
+
+def find_program(name: str, path: str) -> str:
+    """The file that `name` means, looked up in `path` as a shell does, relative to the working directory.
+
+    Raises:
+        FileNotFoundError: nowhere. PermissionError: found, and not executable.
+    """
+    if not name:
+        raise FileNotFoundError(errno.ENOENT, "the command is empty")
+    if "/" in name:
+        return name
+    refused = False
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder or ".", name)
+        if os.path.isfile(candidate):
+            if os.access(candidate, os.X_OK):
+                return candidate
+            refused = True
+    if refused:
+        raise PermissionError(errno.EACCES, "found in PATH, but not executable")
+    raise FileNotFoundError(errno.ENOENT, "not found in PATH")
+
+
+def _exec_error(name: str, workdir: Optional[str], error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return f"{name!r} cannot be started: {error}"
+    code = errno.errorcode.get(error.errno or 0, "EIO")
+    if error.filename is not None and workdir and os.fspath(error.filename) == workdir:
+        return f"{code}: the working directory {workdir!r}: {error.strerror}"
+    if error.errno == errno.ENOEXEC:
+        return f"{code}: {name!r} is no program the kernel can start; a script needs a first line such as #!/bin/sh"
+    return f"{code}: {name!r}: {error.strerror}"
+
+
+def _open_terminal() -> Tuple[int, int, str]:
+    """A new terminal: master, slave, and the slave's path. Newlines come out as the command wrote them."""
+    import fcntl
+    import struct
+    import termios
+
+    master, slave = os.openpty()
+    path = os.ttyname(slave)
+    modes: List[Any] = termios.tcgetattr(slave)
+    modes[1] &= ~termios.ONLCR
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    return master, slave, path
+
+
+def _put(name: str, body: bytes, sync: bool = False) -> None:
+    """Write a file of this directory so that a reader sees all of it or nothing."""
+    fresh = "." + name
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, body)
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(fresh, name)
+    if sync:
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

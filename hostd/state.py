@@ -1,0 +1,444 @@
+"""What this host must remember: who it is, whom it obeys, and the highest fence of every slot.
+
+Owns the state directory's `state.json`, `journal` and `locked` file, and the amnesia rule. Must not know: attempts'
+files, cards, the wire's framing. `state.json` is replaced whole and synced (rare changes); `journal` is appended and
+synced (fences and tombstones: one line each, many starts share one sync). Nothing is obeyed before its line is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import queue
+import threading
+import uuid
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+
+from cotenant.hostd import processes
+from cotenant.hostd.protocol import Hello, Refused, SlotRef
+
+#: File systems on which locks and sockets do not hold between hosts, as /proc/self/mountinfo names them.
+NETWORK_FILE_SYSTEMS = frozenset(
+    "nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs fuse.glusterfs lustre beegfs gpfs fuse.sshfs ocfs2 gfs2".split()
+)
+#: A journal above this is rewritten at start; a line is about 80 bytes.
+COMPACT_ABOVE_BYTES = 256 * 1024
+
+_Key = Tuple[str, int, int]
+
+
+class StateError(Exception):
+    """The state directory cannot be used; the message says what to do."""
+
+
+def file_system_of(path: str, mountinfo: Optional[str] = None) -> str:
+    """The type of the file system that holds `path`; `mountinfo` is the text of /proc/self/mountinfo."""
+    if mountinfo is None:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            mountinfo = file.read()
+    path = os.path.realpath(path)
+    best, kind = "", "unknown"
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        if not right:
+            continue
+        point = left.split()[4].encode().decode("unicode_escape")
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):  # a later mount over the same point hides the earlier
+            best, kind = point, right.split()[0]
+    return kind
+
+
+def check_private_directory(path: str) -> None:
+    """Make `path` if it is missing; see that it is ours alone.
+
+    Raises:
+        StateError: another user's, or open to others.
+    """
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    seen = os.lstat(path)
+    if os.path.islink(path) or not os.path.isdir(path):
+        raise StateError(f"{path} is not a directory of its own; name another one")
+    if seen.st_uid != os.geteuid():
+        raise StateError(f"{path} belongs to user id {seen.st_uid}, not to {os.geteuid()}; name another directory")
+    if seen.st_mode & 0o077:
+        raise StateError(f"{path} is open to other users; run: chmod 700 {path}")
+
+
+class State:
+    """The host's memory. One per process; open() takes the directory's lock and keeps it."""
+
+    def __init__(self, directory: str, lock_directory: str) -> None:
+        self.directory = os.path.realpath(directory)
+        self.boot_id = processes.boot_id()
+        self.state_id = ""
+        self.starts = 0  # of hostd on this directory
+        self.cluster_id: Optional[str] = None
+        self.incarnation = 0
+        self.floor = 0
+        self.amnesia = False
+        self.holds: Dict[str, Dict[str, Any]] = {}  # lease id -> {"fence", "slots"}
+        self.endings: Dict[str, Dict[str, Any]] = {}  # ended direct leases that are not clean yet
+        self.tombstones: Set[str] = set()
+        self._fences: Dict[_Key, int] = {}
+        self._lock_fd = -1
+        self._lock_directory = lock_directory
+        self._journal: Optional[Journal] = None
+
+    # ---- opening
+
+    def open(self) -> None:
+        """Take the directory and read it.
+
+        Raises:
+            StateError: on a network file system, open to others, or held by another hostd.
+        """
+        check_private_directory(self.directory)
+        kind = file_system_of(self.directory)
+        if kind in NETWORK_FILE_SYSTEMS:
+            raise StateError(f"{self.directory} is on {kind}, where locks do not hold; give --state a local directory")
+        self._lock_fd = os.open(os.path.join(self.directory, "locked"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._lock_fd, 32, 0).decode("ascii", "replace").strip()
+            raise StateError(f"another hostd (pid {holder or 'unknown'}) already serves {self.directory}") from None
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, b"%d\n" % os.getpid(), 0)
+        stored = self._read()
+        fresh = not stored
+        self.state_id = stored.get("state_id") or str(uuid.uuid4())
+        self.starts = int(stored.get("starts", 0)) + 1
+        self.cluster_id = stored.get("cluster_id")
+        self.incarnation = int(stored.get("incarnation", 0))
+        self.floor = int(stored.get("floor", 0))
+        self.amnesia = bool(stored.get("amnesia", False))
+        same_boot = stored.get("boot_id") == self.boot_id
+        self.holds = stored.get("holds", {})
+        self.endings = stored.get("endings", {}) if same_boot else {}
+        if fresh and self._is_amnesia():
+            self.amnesia = True
+        self.save()
+        self._mark_boot()
+        self._read_journal()
+
+    def _read(self) -> Dict[str, Any]:
+        try:
+            with open(os.path.join(self.directory, "state.json"), encoding="utf-8") as file:
+                stored = json.load(file)
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise StateError(
+                f"{self.directory}/state.json is damaged ({error}); move the directory away to start with a new one"
+            ) from error
+        return stored if isinstance(stored, dict) else {}
+
+    def save(self) -> None:
+        """Put `state.json` on disk, synced. Raises Refused("storage") when it cannot."""
+        keys = ("state_id", "boot_id", "starts", "cluster_id", "incarnation", "floor", "amnesia", "holds", "endings")
+        body = json.dumps({key: getattr(self, key) for key in keys}, indent=1).encode()
+        with storage():
+            write_synced(os.path.join(self.directory, "state.json"), body)
+
+    # ---- amnesia
+
+    def _marker(self) -> str:
+        name = hashlib.sha256(f"{os.geteuid()} {self.directory}".encode()).hexdigest()[:24]
+        return os.path.join(self._lock_directory, f"state-{name}")
+
+    def _mark_boot(self) -> None:
+        """Leave a word outside the directory, so that a wiped one is noticed until the next boot."""
+        marker = self._marker()
+        body = json.dumps({"boot_id": self.boot_id, "state_id": self.state_id}).encode()
+        fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(fd, body)
+        finally:
+            os.close(fd)
+
+    def _is_amnesia(self) -> bool:
+        try:
+            with open(self._marker(), encoding="utf-8") as file:
+                marked = json.load(file)
+            if marked.get("boot_id") == self.boot_id:
+                return True
+        except (OSError, ValueError):
+            pass
+        return bool(self.unexplained_processes())
+
+    def unexplained_processes(self) -> List[processes.Stat]:
+        """Processes that carry COTENANT_LEASE and that no state directory on this machine knows.
+
+        Those of an attempt whose directory still stands are explained, also another hostd's; so are our own
+        ancestors (a hostd that was itself started under a lease).
+        """
+        table = processes.sweep()
+        above = processes.ancestors(os.getpid(), table)
+        found = []
+        for seen in table.values():
+            if seen.pid in above or seen.state in "ZX":
+                continue
+            env = processes.environ(seen.pid)
+            if not env or "COTENANT_LEASE" not in env:
+                continue
+            home, attempt = env.get("COTENANT_STATE_DIR"), env.get("COTENANT_ATTEMPT")
+            if home and attempt and any(
+                os.path.exists(os.path.join(home, part, attempt, "spec")) for part in ("attempts", "ended")
+            ):
+                continue
+            found.append(seen)
+        return found
+
+    @property
+    def needs_floor(self) -> bool:
+        """Whether nothing may start yet because an older memory of this host was lost."""
+        return self.amnesia
+
+    def set_floor(self, fence: int) -> None:
+        """Refuse every start below `fence` from now on; never lowers it. Ends amnesia once nothing old is left."""
+        self.floor = max(self.floor, fence)
+        if self.amnesia and self.floor > 0 and not self.unexplained_processes():
+            self.amnesia = False
+        self.save()
+
+    def check_memory(self) -> None:
+        """Raises Refused("needs_floor") while a lost memory may still have processes here."""
+        if not self.amnesia:
+            return
+        if self.floor == 0:
+            raise Refused("needs_floor", "this host has lost its state since boot; set a floor of fences first")
+        left = self.unexplained_processes()
+        if left:
+            pids = [seen.pid for seen in left]
+            raise Refused(
+                "needs_floor",
+                f"processes {pids[:8]} carry a lease of before the state was lost; they must end first",
+                {"pids": pids},
+            )
+        self.amnesia = False
+        self.save()
+
+    # ---- whom to obey
+
+    def greet(self, hello: Hello) -> None:
+        """Pin the control plane at its first arrival; afterwards obey only it, and never an older life of it.
+
+        Raises:
+            Refused: other_cluster, old_incarnation.
+        """
+        if self.cluster_id is not None and hello.cluster_id != self.cluster_id and not hello.take_over:
+            raise Refused(
+                "other_cluster",
+                f"this host obeys control plane {self.cluster_id}; a person can move it with: cotenant host take-over",
+                {"cluster_id": self.cluster_id},
+            )
+        moved = hello.cluster_id != self.cluster_id
+        if not moved and hello.incarnation < self.incarnation:
+            raise Refused(
+                "old_incarnation",
+                f"incarnation {hello.incarnation} came, {self.incarnation} was here already (a restored copy?)",
+                {"incarnation": self.incarnation},
+            )
+        if moved or hello.incarnation != self.incarnation:
+            self.cluster_id, self.incarnation = hello.cluster_id, hello.incarnation
+            self.save()
+
+    # ---- fences
+
+    @property
+    def max_fence(self) -> int:
+        """The highest fence this host has ever obeyed or been given as a floor."""
+        return max([self.floor, *self._fences.values()])
+
+    def check_fence(self, slots: Tuple[SlotRef, ...], fence: int) -> None:
+        """Raises Refused("stale_fence") when a higher fence was seen on any slot that overlaps one of `slots`."""
+        if fence < self.floor:
+            raise Refused(
+                "stale_fence", f"fence {fence} is below this host's floor {self.floor}", {"floor": self.floor}
+            )
+        for slot in slots:
+            for (uuid_, share, shares), seen in self._fences.items():
+                if seen > fence and uuid_ == slot.uuid and overlap(slot, SlotRef(uuid_, share, shares)):
+                    raise Refused(
+                        "stale_fence",
+                        f"fence {fence} came for {slot.uuid} share {slot.share}, {seen} was seen there already",
+                        {"uuid": slot.uuid, "fence": seen},
+                    )
+
+    async def raise_fence(self, slots: Tuple[SlotRef, ...], fence: int) -> None:
+        """Remember `fence` for `slots`; returns once it is on disk. Raises Refused("storage")."""
+        fresh = []
+        for slot in slots:
+            key = (slot.uuid, slot.share, slot.shares)
+            if self._fences.get(key, -1) < fence:
+                self._fences[key] = fence  # at once: a lower start that comes during the sync must be refused too
+                fresh.append({"fence": fence, "slot": list(key)})
+        if fresh:
+            await self._append(fresh)
+        elif self._journal is not None:
+            await self._journal.settled()
+
+    async def bury(self, attempt_id: str) -> None:
+        """Remember that `attempt_id` must never start; returns once it is on disk. Raises Refused("storage")."""
+        if attempt_id in self.tombstones:
+            assert self._journal is not None
+            await self._journal.settled()
+            return
+        self.tombstones.add(attempt_id)
+        await self._append([{"tombstone": attempt_id}])
+
+    async def _append(self, records: List[Dict[str, Any]]) -> None:
+        assert self._journal is not None, "open() comes first"
+        try:
+            await self._journal.append("".join(json.dumps(record) + "\n" for record in records).encode())
+        except OSError as error:
+            raise Refused("storage", f"{self.directory} cannot be written: {error}") from error
+
+    def _read_journal(self) -> None:
+        path = os.path.join(self.directory, "journal")
+        try:
+            with open(path, "rb") as file:
+                raw = file.read()
+        except FileNotFoundError:
+            raw = b""
+        for line in raw.split(b"\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # a torn line was never acknowledged
+            if "fence" in record:
+                key = (str(record["slot"][0]), int(record["slot"][1]), int(record["slot"][2]))
+                self._fences[key] = max(self._fences.get(key, 0), int(record["fence"]))
+            elif "tombstone" in record:
+                self.tombstones.add(str(record["tombstone"]))
+        if len(raw) > COMPACT_ABOVE_BYTES or (raw and not raw.endswith(b"\n")):
+            lines = [json.dumps({"fence": fence, "slot": list(key)}) for key, fence in self._fences.items()]
+            lines += [json.dumps({"tombstone": name}) for name in sorted(self.tombstones)]
+            write_synced(path, ("\n".join(lines) + "\n").encode())
+        self._journal = Journal(path)
+
+    def forget_tombstones(self, kept: Set[str]) -> None:
+        """Drop from memory the tombstones of attempts that are not in `kept`; the next compaction drops them on disk."""
+        self.tombstones &= kept
+
+    def close(self) -> None:
+        """Give the directory back."""
+        if self._journal is not None:
+            self._journal.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+
+
+class Journal:
+    """A file that is only appended to, synced by a thread of its own so that many waiters share one sync."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        sync_directory(os.path.dirname(path))
+        self._queue: queue.SimpleQueue[Optional[Tuple[bytes, asyncio.Future[None]]]] = queue.SimpleQueue()
+        self._waiting: Set[asyncio.Future[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    async def append(self, lines: bytes) -> None:
+        """Write whole lines; returns once they are on disk. Raises OSError."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(done)
+        done.add_done_callback(self._waiting.discard)
+        self._queue.put((lines, done))
+        await asyncio.shield(done)
+
+    async def settled(self) -> None:
+        """Return once everything appended so far is on disk. Raises OSError."""
+        waiting = list(self._waiting)
+        if waiting:
+            await asyncio.gather(*(asyncio.shield(one) for one in waiting))
+
+    def _run(self) -> None:
+        while True:
+            items = [self._queue.get()]
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    items.append(self._queue.get_nowait())
+            batch = [item for item in items if item is not None]
+            error: Optional[OSError] = None
+            if batch:
+                try:
+                    _write_all(self._fd, b"".join(lines for lines, _ in batch))
+                    os.fdatasync(self._fd)
+                except OSError as caught:
+                    error = caught
+                loop = batch[0][1].get_loop()
+                with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
+                    loop.call_soon_threadsafe(_settle, [done for _, done in batch], error)
+            if len(batch) < len(items):
+                return
+
+    def close(self) -> None:
+        """Write what is queued, then end."""
+        self._queue.put(None)
+        self._thread.join()
+        os.close(self._fd)
+
+
+def _settle(waiting: List[asyncio.Future[None]], error: Optional[OSError]) -> None:
+    for done in waiting:
+        if done.done():
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+
+def overlap(one: SlotRef, other: SlotRef) -> bool:
+    """Whether two slots share part of a card. Places of a cpu host are only counted, so equal numbers are equal."""
+    if one.uuid != other.uuid:
+        return False
+    if one.uuid == "cpu":
+        return one.share == other.share
+    return (
+        one.share * other.shares < (other.share + 1) * one.shares
+        and other.share * one.shares < (one.share + 1) * other.shares
+    )
+
+
+def _write_all(fd: int, body: bytes) -> None:
+    while body:
+        body = body[os.write(fd, body) :]
+
+
+def write_synced(path: str, body: bytes) -> None:
+    """Replace `path` by `body` so that after any crash one of the two is there, whole."""
+    fresh = path + ".new"
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(fd, body)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(fresh, path)
+    sync_directory(os.path.dirname(path))
+
+
+def sync_directory(path: str) -> None:
+    """Put the names in `path` on disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def storage() -> Iterator[None]:
+    """Turn a failed write into the refusal that the server knows."""
+    try:
+        yield
+    except OSError as error:
+        raise Refused("storage", f"the host's state directory cannot be written: {error}") from error

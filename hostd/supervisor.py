@@ -1,0 +1,410 @@
+"""Shims seen from hostd: handing attempts to them, hearing of their ends, adopting them after a restart.
+
+Owns the warm parent and every move of an attempt's state. Must not know: cards, connections. Truth is on disk: the
+socket to a shim only makes news fast, and is gone after hostd's own death. The judgement in all cases is one table:
+
+    exit there                     exited
+    lock held                      running (its shim lives)
+    lock free, no `began`          certainly never ran: start it (again), or never
+    lock free, `began`, no exit    lost: its shim died; what is left of its tree is found and ended
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any, Callable, Coroutine, Dict, List, Optional, Set
+
+from cotenant.hostd import processes
+from cotenant.hostd.attempts import Attempt, Attempts
+from cotenant.hostd.protocol import Refused
+
+#: An accepted start that hostd's death interrupted is still made this long afterwards; later it counts as never.
+RESUME_START_WITHIN_S = 300.0
+#: How often one start is handed over before it is refused: each try needs a shim that died before it began.
+HAND_OVER_TRIES = 5
+#: Between TERM and KILL for what a dead shim left behind, where the spec does not say.
+ORPHAN_GRACE_S = 10.0
+
+
+class Supervisor:
+    """Keeps the warm parent and all living attempts of this host.
+
+    `on_change(attempt)` is called after a move that no answer to a request carries; `on_end(attempt)` once per attempt
+    that is over; `on_unmade(attempt)` when an adopted start turns out never to have been made.
+    """
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        on_change: Callable[[Attempt], None],
+        on_end: Callable[[Attempt], None],
+        on_unmade: Callable[[Attempt], None],
+    ) -> None:
+        self._attempts = attempts
+        self._on_change = on_change
+        self._on_end = on_end
+        self._on_unmade = on_unmade
+        self._loop = asyncio.get_running_loop()
+        self._warm: Optional[socket.socket] = None
+        self._warm_pid = 0
+        self._closed = False
+        self._tasks: Set[asyncio.Task[None]] = set()
+
+    # ---- the warm parent
+
+    def start_warm(self) -> None:
+        """Start the warm parent unless one serves. Its start takes about 30 ms; requests wait in the socket."""
+        if self._warm is not None or self._closed:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        os.set_inheritable(theirs.fileno(), True)
+        package = os.path.dirname(os.path.abspath(__file__))
+        root = package[: -len(os.path.join("cotenant", "hostd")) - 1]
+        code = "import sys; sys.path.insert(0, sys.argv[1]); from cotenant.hostd import warm; warm.main(int(sys.argv[2]))"
+        # No site, no user settings: it needs the standard library alone, and starts in a third of the time.
+        argv = [sys.executable, "-E", "-s", "-S", "-c", code, root, str(theirs.fileno())]
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # Never hostd's own stdout: a reader of it would wait for the last job's end. Its stderr is hostd's log.
+            actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1)]
+            self._warm_pid = os.posix_spawn(sys.executable, argv, os.environ, file_actions=actions)
+        finally:
+            os.close(null)
+            theirs.close()
+        self._warm = ours
+        self._loop.add_reader(ours, self._warm_gone, ours)
+
+    def _warm_gone(self, which: socket.socket) -> None:
+        """The warm parent and its spare are dead: nothing is lost but their readiness."""
+        with contextlib.suppress(BlockingIOError):
+            if which.recv(1):
+                return
+        self._loop.remove_reader(which)
+        which.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._warm_pid, 0)
+        if which is self._warm:
+            self._warm = None
+            self._loop.call_later(0.02, self.start_warm)
+
+    # ---- starting
+
+    async def launch(self, attempt: Attempt, locks: List[int]) -> None:
+        """Hand an accepted attempt to a shim; returns once its command runs or could not be executed.
+
+        `locks` are descriptors of card locks that the shim is to hold too. Repeating is safe.
+
+        Raises:
+            Refused: storage, no shim could be had; tombstoned, a stop came meanwhile. It certainly did not run then.
+        """
+        for tried in range(HAND_OVER_TRIES):
+            if tried:
+                await asyncio.sleep(0.05 * tried)  # a new warm parent takes about 50 ms
+            if attempt.has("tombstone"):
+                self._never(attempt)
+                raise Refused("tombstoned", f"a stop of attempt {attempt.id} came before its start")
+            lock = attempt.take_lock()
+            if lock is None:
+                # A request of before hostd's death is on its way: to its end, or to a shim.
+                if attempt.read_shim() is not None and attempt.is_locked():
+                    self._adopt_running(attempt)
+                    return
+                continue
+            if attempt.has("began"):
+                os.close(lock)
+                self._settle(attempt)
+                return
+            attempt.taken = self._loop.create_future()
+            self._hand_over(attempt, lock, locks)
+            await attempt.taken
+            if attempt.state != "starting":
+                return
+        raise Refused("storage", "no process could be made to keep the attempt; see the log of hostd on this host")
+
+    def _hand_over(self, attempt: Attempt, lock: int, locks: List[int]) -> None:
+        self.start_warm()
+        assert self._warm is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        attempt.control = ours
+        self._loop.add_reader(ours, self._heard, attempt, ours)
+        try:
+            socket.send_fds(self._warm, [os.fsencode(attempt.directory)], [lock, theirs.fileno(), *locks])
+        except OSError:
+            pass  # closing `theirs` below tells _heard that nobody took it; it is tried again
+        finally:
+            os.close(lock)
+            theirs.close()
+
+    def _heard(self, attempt: Attempt, control: socket.socket) -> None:
+        """A word from the shim: p pid ticks (it runs), e record (it is over), or the end of the shim itself."""
+        try:
+            message = control.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if message[:1] == b"p":
+            _p, pid, ticks = message.split()
+            attempt.pid, attempt.ticks = int(pid), int(ticks)
+            if attempt.state == "starting":
+                attempt.state = "running"
+                self._answer(attempt)
+        elif message[:1] == b"e":
+            attempt.take_exit(json.loads(message[2:]))
+            self._end(attempt, "exited")
+        elif not message:
+            self._loop.remove_reader(control)
+            control.close()
+            attempt.control = None
+            if attempt.living:
+                self._spawn(self._shim_gone(attempt))
+
+    def _answer(self, attempt: Attempt) -> None:
+        if attempt.taken is not None and not attempt.taken.done():
+            attempt.taken.set_result(None)
+
+    async def _shim_gone(self, attempt: Attempt) -> None:
+        # The kernel closes a dying shim's descriptors one after another; the lock may come a moment later.
+        deadline = time.monotonic() + 5.0
+        while attempt.is_locked() and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+        if not attempt.living:
+            return
+        if not attempt.has("began") and not attempt.has("exit"):
+            self._answer(attempt)  # launch() tries again
+            return
+        self._settle(attempt)
+
+    def _settle(self, attempt: Attempt) -> None:
+        """Judge an attempt that began and whose shim is gone."""
+        attempt.read_pid()
+        if attempt.read_exit():
+            whole = attempt.has("exit")
+            self._end(attempt, "exited")
+            if not whole:
+                self._spawn(self._end_orphans(attempt))
+        else:
+            attempt.state = "stopping"
+            attempt.message = "its shim died; what is left of it is being ended"
+            self._answer(attempt)
+            self._spawn(self._end_lost(attempt))
+
+    async def _end_lost(self, attempt: Attempt) -> None:
+        await self._end_orphans(attempt)
+        attempt.message = "its shim died, so how it ended is not known"
+        self._end(attempt, "lost")
+
+    async def _end_orphans(self, attempt: Attempt) -> None:
+        """TERM, grace, KILL for the processes that a dead shim left. Only those that are surely the attempt's."""
+        grace = attempt.spec.stop_grace_s if attempt.spec else ORPHAN_GRACE_S
+        kill_at = time.monotonic() + grace
+        told: Set[int] = set()
+        wait = 0.01
+        while True:
+            left = self.orphans(attempt)
+            if not left or time.monotonic() > kill_at + 5.0:
+                attempt.survivors = len(left)
+                return
+            for seen in left:
+                if time.monotonic() >= kill_at:
+                    processes.send(seen.pid, seen.ticks, signal.SIGKILL)
+                elif seen.pid not in told:
+                    told.add(seen.pid)
+                    processes.send(seen.pid, seen.ticks, signal.SIGTERM)
+                    processes.send(seen.pid, seen.ticks, signal.SIGCONT)
+            await asyncio.sleep(wait)
+            wait = min(0.25, wait * 2)
+
+    def orphans(self, attempt: Attempt) -> List[processes.Stat]:
+        """Living processes of an attempt without a shim: below its command, or with its id in their environment."""
+        table = processes.sweep()
+        found: Dict[int, processes.Stat] = {}
+        leader = table.get(attempt.pid or -1)
+        if leader is not None and leader.ticks == attempt.ticks:
+            for seen in [leader, *processes.descendants(leader.pid, table)]:
+                found[seen.pid] = seen
+            found.update({seen.pid: seen for seen in table.values() if seen.sid == leader.pid})
+        for seen in table.values():
+            env = None if seen.pid in found else processes.environ(seen.pid)
+            if env and env.get("COTENANT_ATTEMPT") == attempt.id:
+                found[seen.pid] = seen
+        me = processes.ancestors(os.getpid(), table)
+        return [seen for seen in found.values() if seen.state not in "ZX" and seen.pid not in me]
+
+    def _end(self, attempt: Attempt, state: str) -> None:
+        if not attempt.living:
+            return
+        attempt.state = state
+        self._unwatch(attempt)
+        self._answer(attempt)
+        self._on_end(attempt)
+
+    def _never(self, attempt: Attempt) -> None:
+        _drop_secret(attempt)
+        if attempt.living:
+            attempt.clean = True
+            attempt.state = "never"
+            self._answer(attempt)
+            self._on_change(attempt)
+
+    # ---- stopping
+
+    def stop(self, attempt: Attempt, reason: str, grace_s: float) -> None:
+        """Begin the ladder; the tombstone is on disk already. Answers nothing: reports tell the end."""
+        if not attempt.living:
+            return
+        if attempt.state == "starting" and not attempt.has("began") and not attempt.is_locked():
+            self._never(attempt)
+            return
+        attempt.order({"do": "stop", "reason": reason, "grace_s": grace_s})
+        attempt.stop_by = time.clock_gettime(time.CLOCK_BOOTTIME) + grace_s
+        self._wake_shim(attempt)
+        if attempt.state == "running":
+            attempt.state = "stopping"
+
+    def signal(self, attempt: Attempt, number: int) -> None:
+        """Have the shim signal the command's process group. Raises Refused("not_running")."""
+        if attempt.state not in ("running", "stopping") or not self._shim_of(attempt):
+            raise Refused("not_running", f"attempt {attempt.id} is {attempt.state}; it has no process to signal")
+        attempt.order({"do": "signal", "signal": number})
+        self._wake_shim(attempt)
+
+    def _shim_of(self, attempt: Attempt) -> bool:
+        if attempt.shim is None and attempt.is_locked():
+            attempt.shim = attempt.read_shim()
+        return attempt.shim is not None
+
+    def _wake_shim(self, attempt: Attempt) -> None:
+        # A shim that is not there yet reads its orders when it has started the command.
+        if self._shim_of(attempt):
+            assert attempt.shim is not None
+            processes.send(attempt.shim[0], attempt.shim[1], signal.SIGUSR1)
+
+    # ---- adopting
+
+    def adopt(self) -> List[Attempt]:
+        """Judge everything on disk after a start of hostd; returns those whose start must still be made.
+
+        Ends that were acknowledged already are taken in without a call of `on_end`.
+        """
+        boot_id = processes.boot_id()
+        unmade = []
+        for attempt, age in self._attempts.load():
+            began = attempt.has("began")
+            if attempt.spec is None:
+                self._take_in(attempt, "lost" if began else "never")
+            elif attempt.has("exit") and attempt.read_exit():
+                self._take_in(attempt, "exited")
+            elif attempt.boot_id != boot_id:
+                _drop_secret(attempt)
+                attempt.message = "the machine was restarted"
+                self._take_in(attempt, "exited" if attempt.read_exit() else "lost" if began else "never")
+            elif attempt.is_locked():
+                self._adopt_running(attempt)
+            elif began:
+                self._settle(attempt)
+            elif attempt.has("tombstone") or age > RESUME_START_WITHIN_S:
+                attempt.message = None if attempt.has("tombstone") else "hostd died before it could start"
+                _drop_secret(attempt)
+                self._take_in(attempt, "never")
+            else:
+                unmade.append(attempt)
+        return unmade
+
+    def _take_in(self, attempt: Attempt, state: str) -> None:
+        """An end found on disk: told again unless it was acknowledged."""
+        if attempt.acked or state == "never":
+            attempt.state = state
+            attempt.clean = True
+            if not attempt.acked:
+                self._on_change(attempt)
+        else:
+            self._end(attempt, state)
+
+    def _adopt_running(self, attempt: Attempt) -> None:
+        attempt.read_pid()
+        if attempt.pid is not None:
+            attempt.state = "stopping" if attempt.has("orders") and attempt.has("tombstone") else "running"
+            self._answer(attempt)
+        self._spawn(self._watch(attempt))
+
+    async def _watch(self, attempt: Attempt) -> None:
+        """Follow a shim that is not our child: by pidfd where its pid is known, by its lock until then."""
+        while attempt.living and attempt.is_locked():
+            attempt.shim = attempt.read_shim()
+            if attempt.pid is None:
+                attempt.read_pid()
+                if attempt.pid is not None and attempt.state == "starting":
+                    attempt.state = "running"
+                    self._answer(attempt)
+                    self._on_change(attempt)
+            if attempt.shim is not None and attempt.pid is not None and await self._ended(*attempt.shim):
+                break
+            await asyncio.sleep(0.02 if attempt.pid is None else 1.0)
+        if not attempt.living:
+            return
+        if not attempt.has("began") and not attempt.has("exit"):
+            self._on_unmade(attempt)
+        else:
+            while attempt.is_locked():  # the shim is a zombie, or closing its descriptors
+                await asyncio.sleep(0.005)
+            self._settle(attempt)
+
+    async def _ended(self, pid: int, ticks: int) -> bool:
+        """Wait for the end of exactly this process; False where the kernel has no pidfd."""
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        gone = asyncio.Event()
+        try:
+            if processes.start_ticks(pid) != ticks:
+                return True
+            self._loop.add_reader(handle, gone.set)
+            await gone.wait()
+            return True
+        finally:
+            self._loop.remove_reader(handle)
+            os.close(handle)
+
+    def _unwatch(self, attempt: Attempt) -> None:
+        attempt.shim = None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Let go of everything; attempts run on under their shims."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for attempt in self._attempts:
+            if attempt.control is not None:
+                self._loop.remove_reader(attempt.control)
+                attempt.control.close()
+                attempt.control = None
+        if self._warm is not None:
+            self._loop.remove_reader(self._warm)
+            self._warm.close()
+            self._warm = None
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._warm_pid, 0)
+
+
+def _drop_secret(attempt: Attempt) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(attempt.path("secret"))

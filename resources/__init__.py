@@ -1,0 +1,1 @@
+"""MCP resources: live state under cotenant:// addresses, the same views that the tools show."""

@@ -1,0 +1,86 @@
+"""Start and end of the HTTP server: one socket, one `ready` line, streams that end with the signal.
+
+uvicorn waits at its end for every open request. A client that holds a stream open would keep it forever, and closing
+the streams in the application's own shutdown is too late, because that runs after the wait (measured, uvicorn 0.54).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+#: Requests that have not ended by then are cut off. Together with the rest this stays below the promised 5 s.
+GRACE_S = 2
+
+
+class GracefulServer(uvicorn.Server):
+    """A uvicorn server that leaves the signals to us and says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn's own handler raises the signal again at the end, so that the process would not exit with 0.
+        yield
+
+    def stop(self) -> None:
+        """End in good order."""
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        OSError: the address is not ours, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
+
+
+def url_of(sock: socket.socket, host: str) -> str:
+    """Where to reach a socket bound to `host`; its own port where 0 was asked for."""
+    port = sock.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def config_of(app: ASGIApp) -> uvicorn.Config:
+    """uvicorn on uvloop and httptools, without its own log set-up."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=75,
+    )
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """While inside, SIGTERM and SIGINT call `stop` on the loop, once or more."""
+    loop = asyncio.get_running_loop()
+    handled = (signal.SIGTERM, signal.SIGINT)
+    for number in handled:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

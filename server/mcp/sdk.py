@@ -1,0 +1,344 @@
+"""The MCP SDK, as far as its parts are private or provisional: `mcp` is held to one minor version because of this file.
+
+Everything else of the server talks to the functions and classes here. What is used and why:
+- the low-level `Server` with its provisional middleware (the high-level one adds prefixes to our errors, ignores unknown
+  arguments and hides what it lists behind its own registries);
+- two `StreamableHTTPSessionManager`s over it, and the private table of sessions of one of them: a client of an older
+  protocol that kept its session id over a restart of ours goes on, served without a session;
+- the private connection behind a session, which outlives the request that subscribed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mcp_types as wire
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.caching import CacheHint
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ServerMessageMetadata
+from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cotenant.server.mcp.call import NeedsAnswer, Reply
+from cotenant.server.model import text
+from cotenant.server.model.caller import Caller
+
+Context = ServerRequestContext[Any, Any]
+Result = Mapping[str, Any]
+Handler = Callable[[Context, Any], Awaitable[Any]]
+CallNext = Callable[[Context], Awaitable[Any]]
+Middleware = Callable[[Context, CallNext], Awaitable[Any]]
+
+#: Keys of the ASGI scope under which the bearer check leaves its findings.
+CALLER = "cotenant.caller"
+CALLER_NOW = "cotenant.caller_now"
+
+#: One question per call at most, so one name for it is enough.
+_QUESTION = "confirm"
+_QUESTION_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "confirm": {"type": "boolean", "title": "Yes, do it", "description": "Tick to go on", "default": False}
+    },
+    "required": ["confirm"],
+}
+#: How long an older client may take to answer before the call ends without an answer.
+_ASK_S = 300.0
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What is served; each takes the request's context and its typed parameters and returns the wire's result."""
+
+    list_tools: Handler
+    call_tool: Handler
+    list_resources: Handler
+    list_templates: Handler
+    read_resource: Handler
+    list_prompts: Handler
+    get_prompt: Handler
+    complete: Handler
+    listen: Handler
+    subscribe: Handler
+    unsubscribe: Handler
+
+
+def make_server(*, version: str, instructions: str, handlers: Handlers, middleware: Middleware) -> Server[Any]:
+    """The low-level server over our handlers. tools/list depends on the token, so caches must keep it private."""
+    lists = CacheHint(ttl_ms=60_000, scope="private")
+    live = CacheHint(ttl_ms=0, scope="private")
+    server: Server[Any] = Server(
+        "cotenant",
+        version=version,
+        title="Cotenant",
+        description="Shares GPUs among coding agents and people: leases, jobs, queues and why something waits.",
+        instructions=instructions,
+        cache_hints={
+            "server/discover": CacheHint(ttl_ms=300_000, scope="public"),
+            "tools/list": lists,
+            "prompts/list": lists,
+            "resources/templates/list": lists,
+            "resources/list": live,
+            "resources/read": live,
+        },
+        on_list_tools=handlers.list_tools,
+        on_call_tool=handlers.call_tool,
+        on_list_resources=handlers.list_resources,
+        on_list_resource_templates=handlers.list_templates,
+        on_read_resource=handlers.read_resource,
+        on_list_prompts=handlers.list_prompts,
+        on_get_prompt=handlers.get_prompt,
+        on_completion=handlers.complete,
+        on_subscriptions_listen=handlers.listen,
+        on_subscribe_resource=handlers.subscribe,
+        on_unsubscribe_resource=handlers.unsubscribe,
+        # Without this the SDK lists all tools again for every call with arguments, to look for header parameters.
+        get_tool_input_schema=lambda name: None,
+    )
+    server.middleware.append(middleware)
+    return server
+
+
+# ---- who asks ---------------------------------------------------------------------------------
+
+
+def user_of(caller: Caller) -> AuthenticatedUser:
+    """The caller in the SDK's words: it binds older clients' sessions to their caller."""
+    name = f"{caller.owner}/{caller.name}"
+    return AuthenticatedUser(AccessToken(token="-", client_id=name, subject=name, scopes=sorted(caller.scopes)))
+
+
+def caller_of(ctx: Context) -> Caller:
+    """Who sent this request. Per request, also within a session."""
+    caller: Caller = _request(ctx).scope[CALLER]
+    return caller
+
+
+def caller_now_of(ctx: Context) -> Callable[[], Caller | None]:
+    """A function that looks the request's token up anew: None once it is revoked or expired."""
+    now: Callable[[], Caller | None] = _request(ctx).scope[CALLER_NOW]
+    return now
+
+
+def _request(ctx: Context) -> Request:
+    request = ctx.request
+    if not isinstance(request, Request):
+        raise MCPError(wire.INTERNAL_ERROR, "No HTTP request is behind this message.")
+    return request
+
+
+def query_of(ctx: Context, key: str) -> str | None:
+    """One parameter of the endpoint's address, such as tools in /mcp?tools=core."""
+    return _request(ctx).query_params.get(key)
+
+
+def client_of(ctx: Context) -> str | None:
+    """The client program as it calls itself: name and version, for the list of agents."""
+    params = ctx.session.client_params
+    if params is None:
+        return None
+    return text.clean(f"{params.client_info.name} {params.client_info.version}", 80) or None
+
+
+def modern(ctx: Context) -> bool:
+    """Whether the request speaks 2026-07-28 or later."""
+    return ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def error(code: int, message: str, data: Any = None) -> MCPError:
+    """A JSON-RPC error, for misuse of the protocol only: models rarely see it."""
+    return MCPError(code, message, data)
+
+
+# ---- asking and telling within a call ---------------------------------------------------------
+
+
+class HttpPeer:
+    """The client behind one tools/call; see `cotenant.server.mcp.call.Peer`."""
+
+    def __init__(self, ctx: Context, params: wire.CallToolRequestParams) -> None:
+        self._ctx = ctx
+        self._params = params
+
+    def can_ask(self) -> bool:
+        capabilities = self._ctx.session.client_capabilities
+        elicitation = capabilities.elicitation if capabilities else None
+        # An empty object was the only shape before there were modes, and means forms.
+        form = elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+        return form and (modern(self._ctx) or self._ctx.session.can_send_request)
+
+    async def ask(self, question: str, state: str) -> bool | None:
+        if modern(self._ctx):
+            raise NeedsAnswer(question, state)
+        try:
+            answer = await self._ctx.session.send_request(
+                wire.ElicitRequest(
+                    params=wire.ElicitRequestFormParams(message=question, requested_schema=_QUESTION_SCHEMA)
+                ),
+                wire.ElicitResult,
+                request_read_timeout_seconds=_ASK_S,
+                metadata=_related(self._ctx),
+            )
+        except (MCPError, ValidationError):
+            return None
+        return _yes(answer)
+
+    def reply(self) -> Reply | None:
+        answers, state = self._params.input_responses, self._params.request_state
+        if state is None or not answers or _QUESTION not in answers:
+            return None
+        answer = answers[_QUESTION]
+        return Reply(_yes(answer) if isinstance(answer, wire.ElicitResult) else None, state)
+
+    async def progress(self, done: float, total: float | None, message: str) -> None:
+        await self._ctx.session.report_progress(done, total, message)
+
+
+def _related(ctx: Context) -> ServerMessageMetadata:
+    return ServerMessageMetadata(related_request_id=ctx.request_id)
+
+
+def _yes(answer: wire.ElicitResult) -> bool | None:
+    if answer.action == "cancel":
+        return None
+    return answer.action == "accept" and (answer.content or {}).get("confirm") is True
+
+
+def question(asked: NeedsAnswer) -> dict[str, Any]:
+    """The result that asks: the client calls again with the answer and the state."""
+    request = wire.ElicitRequest(
+        params=wire.ElicitRequestFormParams(message=asked.question, requested_schema=_QUESTION_SCHEMA)
+    )
+    return {
+        "resultType": "input_required",
+        "inputRequests": {_QUESTION: request.model_dump(by_alias=True, mode="json", exclude_none=True)},
+        "requestState": asked.state,
+    }
+
+
+# ---- subscriptions ----------------------------------------------------------------------------
+
+
+async def acknowledge(ctx: Context, honoured: wire.SubscriptionFilter) -> None:
+    """The first frame of a listen stream: what will be told."""
+    await ctx.session.send_notification(
+        wire.SubscriptionsAcknowledgedNotification(
+            params=wire.SubscriptionsAcknowledgedNotificationParams(notifications=honoured, _meta=_stamp(ctx))
+        ),
+        related_request_id=ctx.request_id,
+    )
+
+
+async def tell_updated(ctx: Context, uri: str) -> None:
+    """On a listen stream: read this again."""
+    await ctx.session.send_notification(
+        wire.ResourceUpdatedNotification(params=wire.ResourceUpdatedNotificationParams(uri=uri, _meta=_stamp(ctx))),
+        related_request_id=ctx.request_id,
+    )
+
+
+async def tell_list_changed(ctx: Context) -> None:
+    """On a listen stream: other resources exist now."""
+    await ctx.session.send_notification(
+        wire.ResourceListChangedNotification(params=wire.NotificationParams(_meta=_stamp(ctx))),
+        related_request_id=ctx.request_id,
+    )
+
+
+def listened(ctx: Context) -> wire.SubscriptionsListenResult:
+    """The last frame of a listen stream that ends in good order."""
+    return wire.SubscriptionsListenResult(_meta=_stamp(ctx))
+
+
+def _stamp(ctx: Context) -> dict[str, Any]:
+    return {SUBSCRIPTION_ID_META_KEY: ctx.request_id}
+
+
+async def tell_session_updated(ctx: Context, uri: str) -> None:
+    """To a session of an older client, on its standing stream; dropped where it has none open."""
+    await ctx.session.send_resource_updated(uri)
+
+
+def session_of(ctx: Context) -> object:
+    """The identity of an older client's session; it outlives the request."""
+    return ctx.session._connection
+
+
+def at_session_end(ctx: Context, callback: Callable[[], None]) -> None:
+    """Call back when the session of an older client ends."""
+    ctx.session._connection.exit_stack.callback(callback)
+
+
+def watch_requests(
+    allowed_hosts: list[str], allowed_origins: list[str]
+) -> Callable[[Request], Awaitable[Response | None]]:
+    """The SDK's checks of Host, Origin and content type, for doors that it does not serve: a refusal, or None."""
+    check = TransportSecurityMiddleware(
+        TransportSecuritySettings(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+    )
+
+    async def refuse(request: Request) -> Response | None:
+        return await check.validate_request(request, is_post=request.method == "POST")
+
+    return refuse
+
+
+# ---- HTTP -------------------------------------------------------------------------------------
+
+
+class Endpoint:
+    """The ASGI application at /mcp: both protocol eras, and older clients that kept a session id over a restart."""
+
+    def __init__(
+        self,
+        server: Server[Any],
+        *,
+        allowed_hosts: list[str],
+        allowed_origins: list[str],
+        max_body: int,
+        session_idle_s: float,
+    ) -> None:
+        security = TransportSecuritySettings(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+        self._sessions = StreamableHTTPSessionManager(
+            app=server, security_settings=security, max_request_body_size=max_body, session_idle_timeout=session_idle_s
+        )
+        self._sessionless = StreamableHTTPSessionManager(
+            app=server, security_settings=security, max_request_body_size=max_body, stateless=True
+        )
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Serve while inside."""
+        async with self._sessions.run(), self._sessionless.run():
+            yield
+
+    def end_stream(self, session_id: str) -> None:
+        """End the standing GET stream of a session, if it has one open."""
+        if (transport := self._sessions._server_instances.get(session_id)) is not None:
+            transport.close_standalone_sse_stream()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session = next((value for key, value in scope["headers"] if key == b"mcp-session-id"), b"").decode("latin-1")
+        if not session or session in self._sessions._server_instances:
+            await self._sessions.asgi_app(scope, receive, send)
+            return
+        # A session of before a restart, or one that ran out. Many clients never start anew on a 404 (measured: the
+        # TypeScript SDK 1.x), so it is served as far as that goes without a session: no questions, no standing stream.
+        if scope["method"] != "POST":
+            await Response(status_code=405, headers={"Allow": "POST"})(scope, receive, send)
+            return
+        headers = [(key, value) for key, value in scope["headers"] if key != b"mcp-session-id"]
+        await self._sessionless.asgi_app({**scope, "headers": headers}, receive, send)

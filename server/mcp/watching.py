@@ -1,0 +1,223 @@
+"""Who watches which resource, and when they are told that it changed.
+
+A notification says only "read it again", so each watcher keeps a set of addresses, never a list of events: nothing
+grows while a reader is slow, nobody else waits for it, and the last state is never lost. The first change is told
+at once, further ones of the same address at most once a second. Whether the caller may (still) see the resource is
+asked at every delivery, and a revoked token ends its streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from cotenant.server.model.caller import Caller
+
+log = logging.getLogger(__name__)
+
+#: At most one notification per address and second (design, section 10).
+INTERVAL_S = 1.0
+#: How often an idle watcher looks whether its token still holds: tokens also expire without anything happening.
+TOKEN_CHECK_S = 30.0
+_CUT_OFF_S = 0.2
+MAX_WATCHERS = 1024
+MAX_ADDRESSES = 256
+_KNOWN_OBJECTS = 10_000
+
+#: Stands for "the list of resources changed" among the addresses.
+LIST = "list"
+
+Send: TypeAlias = Callable[[str], Awaitable[None]]
+CallerNow: TypeAlias = Callable[[], Caller | None]
+Visible: TypeAlias = Callable[[Caller, str], Awaitable[bool]]
+
+
+class TooManyWatchers(Exception):
+    """There are MAX_WATCHERS already."""
+
+
+class Watcher:
+    """One stream of notifications to one client. `add` and `remove` change what it watches."""
+
+    def __init__(self, watching: Watching, caller_now: CallerNow, visible: Visible) -> None:
+        self._watching = watching
+        self._caller_now = caller_now
+        self._visible = visible
+        self._wake = asyncio.Event()
+        self._dirty: dict[str, None] = {}  # in the order in which they changed
+        self.addresses: set[str] = set()
+        self.closed = False
+
+    def add(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            if len(self.addresses) < MAX_ADDRESSES:
+                self.addresses.add(address)
+                self._watching.by_address.setdefault(address, set()).add(self)
+
+    def remove(self, address: str) -> None:
+        self.addresses.discard(address)
+        self._dirty.pop(address, None)
+        if (others := self._watching.by_address.get(address)) is not None:
+            others.discard(self)
+            if not others:
+                del self._watching.by_address[address]
+
+    def mark(self, address: str) -> None:
+        """Something changed; never blocks, never fails."""
+        self._dirty[address] = None
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream; what is being sent now is still sent."""
+        self.closed = True
+        self._wake.set()
+
+    def allowed(self) -> bool:
+        """Whether the token behind this watcher still holds."""
+        return self._caller_now() is not None
+
+    async def run(self, send: Send, *, send_timeout_s: float | None = None) -> None:
+        """Tell of changes until `close`, or until the token no longer holds.
+
+        With `send_timeout_s` a send that takes longer is given up and tried again later; without, a slow reader
+        holds up this watcher alone.
+        """
+        not_before: dict[str, float] = {}
+        try:
+            while not self.closed and self.allowed():
+                self._wake.clear()
+                now = time.monotonic()
+                ready = [address for address in self._dirty if not_before.get(address, 0.0) <= now]
+                if not ready:
+                    due = min((not_before[address] for address in self._dirty), default=now + TOKEN_CHECK_S)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(due - now):
+                            await self._wake.wait()
+                    continue
+                for address in ready:
+                    caller = self._caller_now()
+                    if self.closed or caller is None:
+                        return
+                    # Taken out before the send: what changes meanwhile is told again afterwards.
+                    if address not in self._dirty:
+                        continue
+                    del self._dirty[address]
+                    not_before[address] = time.monotonic() + INTERVAL_S
+                    if not await self._visible(caller, address):
+                        continue
+                    try:
+                        async with asyncio.timeout(send_timeout_s):
+                            await send(address)
+                    except TimeoutError:
+                        if address in self.addresses:
+                            self._dirty[address] = None
+                        not_before[address] = time.monotonic() + (send_timeout_s or INTERVAL_S)
+        finally:
+            self.close()
+            for address in list(self.addresses):
+                self.remove(address)
+            self._watching.forget(self)
+
+
+class Watching:
+    """All watchers. `changed` is what the control plane calls after each commit."""
+
+    def __init__(self, visible: Visible) -> None:
+        self._visible = visible
+        self.by_address: dict[str, set[Watcher]] = {}
+        self._watchers: set[Watcher] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._objects: dict[str, None] = {}
+        self._streams: dict[object, tuple[CallerNow, Callable[[], None]]] = {}
+        self._check: asyncio.TimerHandle | None = None
+        self.closed = False
+
+    def open(self, caller_now: CallerNow, addresses: Iterable[str] = ()) -> Watcher:
+        """A new watcher; run it.
+
+        Raises:
+            TooManyWatchers: none can be added now.
+        """
+        if self.closed or len(self._watchers) >= MAX_WATCHERS:
+            raise TooManyWatchers
+        watcher = Watcher(self, caller_now, self._visible)
+        watcher.add(addresses)
+        self._watchers.add(watcher)
+        return watcher
+
+    def forget(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+
+    def start(self, watcher: Watcher, send: Send, *, send_timeout_s: float) -> None:
+        """Run a watcher in a task of its own, for protocols where no request carries the stream."""
+
+        async def pump() -> None:
+            try:
+                await watcher.run(send, send_timeout_s=send_timeout_s)
+            except Exception:
+                log.exception("a subscription ended because its client could not be told")
+
+        task = asyncio.create_task(pump(), name="mcp-subscription")
+        self._pumps.add(task)
+        task.add_done_callback(self._pumps.discard)
+
+    @contextlib.contextmanager
+    def stream(self, caller_now: CallerNow, end: Callable[[], None]) -> Iterator[None]:
+        """While inside: `end` is called once when the token no longer holds or the server stops."""
+        key = object()
+        self._streams[key] = (caller_now, end)
+        try:
+            yield
+        finally:
+            self._streams.pop(key, None)
+
+    def changed(self, addresses: frozenset[str]) -> None:
+        """These resources changed. Quick, never raises; called on the event loop."""
+        for address in addresses:
+            for watcher in self.by_address.get(address, ()):
+                watcher.mark(address)
+            if address.startswith(("cotenant://jobs/", "cotenant://leases/")) and not address.endswith("/log"):
+                self._object(address)
+        if "cotenant://events" in addresses and self._check is None:
+            # A revocation is an event: nobody who lost the right waits for the next idle check. The tokens in memory
+            # are read again right after the commit, so this looks a moment later.
+            self._check = asyncio.get_running_loop().call_later(_CUT_OFF_S, self._cut_off)
+
+    def _object(self, address: str) -> None:
+        if address in self._objects:
+            return
+        self._objects[address] = None
+        while len(self._objects) > _KNOWN_OBJECTS:
+            del self._objects[next(iter(self._objects))]
+        for watcher in self.by_address.get(LIST, ()):
+            watcher.mark(LIST)
+
+    def _cut_off(self) -> None:
+        self._check = None
+        for watcher in [item for item in self._watchers if not item.allowed()]:
+            watcher.close()
+        for key, (caller_now, end) in list(self._streams.items()):
+            if caller_now() is None:
+                self._streams.pop(key, None)
+                end()
+
+    def close(self) -> None:
+        """The server stops: every stream ends in good order."""
+        self.closed = True
+        for watcher in list(self._watchers):
+            watcher.close()
+        for key, (_, end) in list(self._streams.items()):
+            self._streams.pop(key, None)
+            end()
+
+    async def join(self) -> None:
+        """Wait until the pumps are gone; those that hang on their client are cancelled."""
+        if self._check is not None:
+            self._check.cancel()
+        for task in list(self._pumps):
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)

@@ -1,0 +1,285 @@
+"""submit_job, get_job, list_jobs, wait_job, cancel_job, retry_job, signal_job, hold_job, release_job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from cotenant.server.errors import ConfirmationRequired, Unavailable
+from cotenant.server.mcp.call import Call
+from cotenant.server.mcp.results import plain
+from cotenant.server.mcp.tool import Flat, tool
+from cotenant.server.model import text
+from cotenant.server.model.answers import CancelAnswer, JobAnswer, JobList, LeaseAnswer, SignalAnswer
+from cotenant.server.model.spec import NOT_YET, JobSpec
+from cotenant.server.model.states import JOB_FINAL, LeaseState
+from cotenant.tools.waiting import Reporter
+from cotenant.tools.words import (
+    Cursor,
+    HolderFilter,
+    HostFilter,
+    JobId,
+    OwnerFilter,
+    PoolFilter,
+    Reason,
+    RequestId,
+    Since,
+)
+
+#: Parsed, so that each gets its sentence, but not advertised while nothing can honour them.
+_HIDDEN = (*NOT_YET, "runner", "nodes", "on_host_loss", "exclusive_host", "max_suspend_h")
+_FINAL = frozenset(str(state) for state in JOB_FINAL)
+JobFilter = Literal[
+    "active", "waiting", "final", "held", "queued", "provisioning", "deploying", "running", "suspended", "stopping",
+    "preempted", "lost", "succeeded", "failed", "cancelled",
+]  # fmt: skip
+
+
+@tool(
+    title="Submit a job",
+    scope="write",
+    core=True,
+    brief=True,
+    core_arguments=(
+        "command",
+        "name",
+        "purpose",
+        "gpus",
+        "gpu_memory_mib",
+        "pool",
+        "priority",
+        "hours",
+        "workdir",
+        "env",
+        "labels",
+        "max_attempts",
+        "when_full",
+        "wait_s",
+        "dry_run",
+        "request_id",
+    ),
+)
+async def submit_job(
+    call: Call,
+    spec: Annotated[JobSpec, Flat(*_HIDDEN)],
+    when_full: Annotated[
+        Literal["queue", "refuse"], Field(description="when nothing is free: wait in line, or be refused")
+    ] = "queue",
+    wait_s: Annotated[
+        float, Field(ge=0, le=45, description="seconds to wait for a short job's end within this call")
+    ] = 0,
+    dry_run: Annotated[bool, Field(description="change nothing; say what would happen")] = False,
+    request_id: RequestId = None,
+) -> JobAnswer:
+    """Run a command detached on leased cards: the normal way to train, evaluate or export. Queues by itself.
+
+    It goes on when you disconnect. Give gpus (0 for work without a card), hours (time limit), name and purpose. The
+    command finds its cards in CUDA_VISIBLE_DEVICES and gets no terminal. Returns a handle at once: keep job_id, then
+    wait_job, tail_logs or get_job; blockers say why it waits. Do not submit again because it waits: an identical job
+    of yours within 180 s answers the first one (deduplicated). dry_run tells where it would run and what blocks it.
+    Refused with quota_exceeded: it can never or not now fit your caps; the numbers say what would. Put no secrets into
+    command or env: use secrets, which names files on the host.
+    """
+    report = Reporter(call.peer, wait_s or None)
+    return await call.patiently(
+        report.during(
+            call.control.jobs.submit(
+                call.caller,
+                spec,
+                request_id=request_id,
+                when_full=when_full,
+                wait_s=wait_s,
+                dry_run=dry_run,
+                on_progress=report.relay if wait_s else None,
+            )
+        )
+        if wait_s
+        else call.control.jobs.submit(
+            call.caller, spec, request_id=request_id, when_full=when_full, wait_s=0, dry_run=dry_run, on_progress=None
+        )
+    )
+
+
+@tool(title="Look at a job", scope="read", core=True)
+async def get_job(call: Call, job_id: JobId) -> JobAnswer:
+    """See one job whole: state, attempts with exit codes, why it waits, where it runs, time left.
+
+    state is held, queued, provisioning, deploying, running, suspended, stopping, preempted, lost (the host does not
+    answer: unknown, not failed) or one of the final succeeded, failed, cancelled. blockers: the first is the main
+    reason, helps says what would remove it. Inside fields (command, workdir …) are null for another owner's job.
+    To wait for the end use wait_job instead of calling this again and again.
+    """
+    return await call.control.views.get_job(call.caller, job_id)
+
+
+@tool(title="List jobs", scope="read", core=True)
+async def list_jobs(
+    call: Call,
+    state: Annotated[JobFilter | None, Field(description="a state, or active, waiting or final; default: all")] = None,
+    pool: PoolFilter = None,
+    owner: OwnerFilter = None,
+    holder: HolderFilter = None,
+    label: Annotated[str | None, Field(max_length=400, description="only with this label: KEY=VALUE")] = None,
+    host: HostFilter = None,
+    since: Since = None,
+    limit: Annotated[int, Field(ge=1, le=200, description="jobs at most")] = 20,
+    cursor: Cursor = None,
+) -> JobList:
+    """Find jobs, newest first: yours after a pause (holder = your name), what runs, what waits, what failed.
+
+    Each row has its main blocker or exit code; get_job has the rest. Give cursor back for the next page.
+    """
+    return await call.control.views.list_jobs(
+        call.caller,
+        state=state,
+        pool=pool,
+        owner=owner,
+        holder=holder,
+        label=label,
+        host=host,
+        since=since,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+@tool(
+    title="Wait for a job or a queued lease",
+    scope="read",
+    core=True,
+    output=(JobAnswer, LeaseAnswer),
+    brief=True,
+    extra_output={"done": {"type": "boolean"}, "waited_s": {"type": "number"}},
+)
+async def wait_job(
+    call: Call,
+    job_id: Annotated[
+        str,
+        Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$", description="job id, or lease id of a claim"),
+    ],
+    max_wait_s: Annotated[float, Field(ge=0, le=600, description="seconds to wait at most")] = 45,
+) -> dict[str, Any]:
+    """Wait until a job ends, or until a queued lease is granted. Better than asking again and again.
+
+    Returns early when it happens, else after max_wait_s with where things stand: done says which. Not done is no
+    error: call it again, or do something else meanwhile. Ending the wait never ends the job. Many clients give a call
+    up after 60 s, so stay below that unless you know better.
+    """
+    report = Reporter(call.peer, max_wait_s)
+    waiting: Any
+    if job_id.startswith("lse_"):
+        waiting = call.control.leases.wait(call.caller, job_id, max_wait_s, report.relay)
+    else:
+        waiting = call.control.jobs.wait(call.caller, job_id, max_wait_s, report.relay)
+    answer: JobAnswer | LeaseAnswer
+    try:
+        answer = await call.patiently(report.during(waiting))
+    except Unavailable as exc:
+        exc.data = {**exc.data, "job_id": job_id}
+        raise
+    done = answer.state in _FINAL if isinstance(answer, JobAnswer) else answer.state != LeaseState.QUEUED
+    return {**plain(answer), "done": done, "waited_s": round(report.elapsed_s(), 1)}
+
+
+@tool(title="Cancel a job", scope="write", core=True, destructive=True, idempotent=True)
+async def cancel_job(
+    call: Call,
+    job_id: JobId,
+    confirm_token: Annotated[
+        str | None, Field(min_length=1, max_length=128, description="from the first call's answer; not for inventing")
+    ] = None,
+    reason: Reason = "",
+    request_id: RequestId = None,
+) -> CancelAnswer:
+    """Stop a job for good; it cannot be undone, though retry_job starts a new attempt from what was saved.
+
+    Asked twice: a person may be asked through your client; else status is confirmation_required with a confirm_token
+    and what will be lost. If that is what is wanted, call again with the token before confirm_by; it works once, for
+    this job in this state. status stopping means that the command is being told to end (TERM, then KILL after its
+    stop_grace_s); wait_job tells when it has. Only your owner's jobs.
+    """
+    jobs = call.control.jobs
+    reply = call.peer.reply() if confirm_token is None else None
+    if reply is not None:  # the second round of a protocol that asks by ending the call
+        if not reply.yes:
+            return await _not_cancelled(call, job_id, reply.yes)
+        confirm_token = reply.state
+    try:
+        return await jobs.cancel(call.caller, job_id, confirm_token=confirm_token, reason=reason, request_id=request_id)
+    except ConfirmationRequired:
+        if confirm_token is not None:
+            raise
+    token, until = await call.control.confirmations.mint(call.caller, "cancel_job", job_id)
+    job = await call.control.views.get_job(call.caller, job_id)
+    loses = _what_is_lost(job)
+    if call.peer.can_ask():
+        yes = await call.peer.ask(f"Cancel job {job_id} ({text.quoted(job.name)}, {job.state})? {loses}", token)
+        if not yes:
+            return await _not_cancelled(call, job_id, yes)
+        return await jobs.cancel(call.caller, job_id, confirm_token=token, reason=reason, request_id=request_id)
+    return CancelAnswer(
+        job_id=job_id,
+        status="confirmation_required",
+        state=job.state,
+        message=f"{loses} If that is what is wanted, call cancel_job again with this confirm_token.",
+        confirm_token=token,
+        confirm_by=until,
+    )
+
+
+def _what_is_lost(job: JobAnswer) -> str:
+    """A plain sentence of what a cancel will do."""
+    if job.started_at is None:
+        return "The job has not started; it will leave the queue for good."
+    ran = f" after {job.running_s} s" if job.running_s is not None else ""
+    return f"Its processes will be stopped{ran} and what they have not saved is lost."
+
+
+async def _not_cancelled(call: Call, job_id: str, answer: bool | None) -> CancelAnswer:
+    job = await call.control.views.get_job(call.caller, job_id)
+    said = "The question was answered with no" if answer is False else "The question was closed without an answer"
+    return CancelAnswer(job_id=job_id, status="not_cancelled", state=job.state, message=f"{said}; nothing was changed.")
+
+
+@tool(title="Try a job again", scope="write", brief=True)
+async def retry_job(call: Call, job_id: JobId, request_id: RequestId = None) -> JobAnswer:
+    """Run an ended job once more, with the same spec, as a new job.
+
+    Use it after you mended what made it fail outside the spec (data, a full disk); for another command or other
+    settings use submit_job. Returns the new job; its lease, fence and attempts are its own.
+    """
+    return await call.control.jobs.retry(call.caller, job_id, request_id=request_id)
+
+
+@tool(title="Send a signal to a job", scope="write", destructive=True)
+async def signal_job(
+    call: Call,
+    job_id: JobId,
+    signal: Annotated[
+        str, Field(min_length=1, max_length=16, pattern=r"^[A-Za-z0-9+]+$", description="USR1, USR2, HUP, INT, CONT …")
+    ],
+    request_id: RequestId = None,
+) -> SignalAnswer:
+    """Send a signal to the processes of a running job, for instance USR1 to make it save a checkpoint.
+
+    It reaches the newest attempt only. To end a job use cancel_job. delivered false means that the attempt had just
+    ended.
+    """
+    return await call.control.jobs.signal(call.caller, job_id, signal, request_id=request_id)
+
+
+@tool(title="Hold a waiting job", scope="write", idempotent=True, brief=True)
+async def hold_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> JobAnswer:
+    """Keep a waiting job from starting, without losing it. release_job lets it go on.
+
+    Use it when something the job needs is not ready. A job that runs already is refused with conflict: cancel_job ends
+    it.
+    """
+    return await call.control.jobs.hold(call.caller, job_id, reason, request_id=request_id)
+
+
+@tool(title="Let a held job go on", scope="write", idempotent=True, brief=True)
+async def release_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> JobAnswer:
+    """Put a held job back into its queue. To give cards back use release_lease instead."""
+    return await call.control.jobs.unhold(call.caller, job_id, reason, request_id=request_id)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any, Callable, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Awaitable, Callable, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
 
 from cotenant.hostd import logs, processes
-from cotenant.hostd.attempts import Attempt, Attempts, check_id, digest
+from cotenant.hostd.attempts import Attempt, Attempts, check_id, plain
 from cotenant.hostd.cards import Cards, Sighting
 from cotenant.hostd.clean import Judge
 from cotenant.hostd.environment import launch_environment
@@ -136,31 +136,32 @@ class Host:
         )
 
     async def set_floor(self, fence: int) -> Dict[str, Any]:
-        """Refuse every start below `fence` from now on."""
+        """Refuse every start below `fence` from now on; says whether a lost memory still has processes here."""
         self.state.set_floor(fence)
-        return {}
+        return {"needs_floor": self.state.needs_floor}
 
     async def start(self, spec: StartSpec) -> AttemptReport:
         """Start one attempt, once: a repeat answers where it stands. Returns when it runs, or could not be executed."""
         attempt_id = check_id(spec.attempt_id)
         if not spec.argv or not all(isinstance(word, str) and "\0" not in word for word in spec.argv):
             raise Refused("bad_request", "argv: at least one word, and no NUL in any, was expected")
+        text = plain(spec)
         going = self._starts.get(attempt_id)
         if going is not None:
-            _same(going[0], digest(spec), attempt_id)
+            _same(going[0], text, attempt_id)
             return await asyncio.shield(going[1])
         known = self.attempts.find(attempt_id) or self.attempts.find_forgotten(attempt_id)
         if known is not None and known.spec is not None:
-            _same(known.digest, digest(spec), attempt_id)
+            _same(known.plain, text, attempt_id)
             if known.state == "never":
                 raise Refused("tombstoned", f"attempt {attempt_id} was stopped before it started; it never will")
             return known.report()
         if attempt_id in self.state.tombstones or known is not None:
             raise Refused("tombstoned", f"a stop of attempt {attempt_id} came before its start")
         answer: asyncio.Future[AttemptReport] = asyncio.get_running_loop().create_future()
-        self._starts[attempt_id] = (digest(spec), answer)
+        self._starts[attempt_id] = (text, answer)
         try:
-            result = await self._start(spec)
+            result = await self._start(spec, text)
             answer.set_result(result)
             return result
         except BaseException as error:
@@ -170,7 +171,7 @@ class Host:
         finally:
             del self._starts[attempt_id]
 
-    async def _start(self, spec: StartSpec) -> AttemptReport:
+    async def _start(self, spec: StartSpec, text: str) -> AttemptReport:
         self.state.check_memory()
         self.state.check_fence(spec.slots, spec.fence)
         if spec.workdir and not (os.path.isdir(spec.workdir) and os.access(spec.workdir, os.X_OK)):
@@ -178,9 +179,12 @@ class Host:
         seen = await self._admit(spec)
         if spec.attempt_id in self.state.tombstones:
             raise Refused("tombstoned", f"a stop of attempt {spec.attempt_id} came before its start")
-        attempt = self.attempts.create(spec, lambda: launch_environment(spec, seen, self.state.directory))
+        env = launch_environment(spec, seen, self.state.directory)
+        # The sync of the fence is begun first and runs beside the writing of the attempt's files.
+        fence = self.state.raise_fence(spec.slots, spec.fence)
+        attempt = self.attempts.create(spec, text, env)
         try:
-            await self._obey(attempt, spec)
+            await self._obey(attempt, fence)
         except Refused as error:
             if attempt.state == "starting":
                 self.attempts.discard(attempt)
@@ -192,7 +196,7 @@ class Host:
         """Start an attempt that is on disk already."""
         self.state.check_fence(spec.slots, spec.fence)
         await self._admit(spec)
-        await self._obey(attempt, spec)
+        await self._obey(attempt, self.state.raise_fence(spec.slots, spec.fence))
 
     async def _admit(self, spec: StartSpec) -> Dict[str, Sighting]:
         """Look at the cards of `spec` in this moment. Returns them by uuid; raises Refused when one may not be used."""
@@ -203,14 +207,14 @@ class Host:
         self._check_cards(uuids, seen)
         return seen
 
-    async def _obey(self, attempt: Attempt, spec: StartSpec) -> None:
+    async def _obey(self, attempt: Attempt, fence: Awaitable[None]) -> None:
         handed: List[int] = []
         for uuid in attempt.cards:
             if not uuid.startswith("SIM-"):
                 fd = self.locks.take(uuid, attempt.id, self._lives_on(uuid, attempt.id))
                 if fd is not None:
                     handed.append(fd)
-        await self.state.raise_fence(spec.slots, spec.fence)
+        await fence
         await self.supervisor.launch(attempt, handed)
 
     def _give_up(self, attempt: Attempt, error: Refused) -> None:

@@ -25,7 +25,8 @@ def read_page(
 ) -> LogPage:
     """A piece of the log at `path`; `over` says that nobody writes any more.
 
-    From `offset`, else the last `tail_lines` lines, else from the oldest byte. The text ends with a whole line unless the
+    From `offset` (at most `tail_lines` lines of it, if given), else the last `tail_lines` lines, else from the oldest
+    byte. The text ends with a whole line unless the
     log is over there, or one line alone is longer than `max_bytes` (then it comes in pieces). A missing file is empty.
     """
     max_bytes = max(1, min(max_bytes, MAX_PAGE_BYTES))
@@ -54,8 +55,21 @@ def read_page(
             data = b""  # a line that is still being written
         else:
             data = _whole_characters(data)
+    if offset is not None and tail_lines is not None:
+        data = _first_lines(data, tail_lines)
     end = start + len(data)
     return LogPage(data.decode("utf-8", "replace"), start, end, size, oldest, over and end >= size)
+
+
+def _first_lines(data: bytes, lines: int) -> bytes:
+    """The first `lines` lines of `data`."""
+    at = 0
+    for _ in range(lines):
+        found = data.find(b"\n", at)
+        if found < 0:
+            return data
+        at = found + 1
+    return data[:at]
 
 
 def oldest_offset(fd: int, size: int) -> int:

@@ -214,6 +214,7 @@ class Hello:
 
     cluster_id: str
     incarnation: int
+    nonce: str = ""  # of this start: a copied data directory has the same incarnation, but not the same nonce
     protocol: int = PROTOCOL
     protocol_min: int = PROTOCOL
     server_version: str = ""
@@ -263,7 +264,7 @@ class CleanCheck:
 
 # Requests, with their arguments and their answer (see also README of the folder):
 #   hello        Hello                                                -> Welcome
-#   set_floor    {fence}                       lower starts are refused -> {}
+#   set_floor    {fence}                       lower starts are refused -> {"needs_floor": bool}
 #   start        StartSpec                                            -> AttemptReport
 #   stop         {attempt_id, reason, grace_s} tombstone, then ladder  -> AttemptReport
 #   signal       {attempt_id, signal}          to its process group    -> AttemptReport
@@ -273,6 +274,7 @@ class CleanCheck:
 #   check        {slots}                       are they clean now?     -> CleanCheck
 #   cards        {}                            a fresh look            -> {"cards": [CardState], "facts": HostFacts}
 #   read_log     {attempt_id, stream: out|err, offset | null, tail_lines | null, max_bytes} -> LogPage
+#                (with both: from the offset, at most that many lines)
 #   forget       {attempt_ids}                 the record is stored    -> {}
 #   beat         {n}                                                  -> {"n": n}
 #   ack          {seq}                         no reply

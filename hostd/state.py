@@ -16,7 +16,7 @@ import os
 import queue
 import threading
 import uuid
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Awaitable, Dict, Iterator, List, Optional, Set, Tuple
 
 from cotenant.hostd import processes
 from cotenant.hostd.protocol import Hello, Refused, SlotRef
@@ -79,6 +79,7 @@ class State:
         self.starts = 0  # of hostd on this directory
         self.cluster_id: Optional[str] = None
         self.incarnation = 0
+        self.nonce = ""  # of the server start that has this incarnation
         self.floor = 0
         self.amnesia = False
         self.holds: Dict[str, Dict[str, Any]] = {}  # lease id -> {"fence", "slots"}
@@ -115,6 +116,7 @@ class State:
         self.starts = int(stored.get("starts", 0)) + 1
         self.cluster_id = stored.get("cluster_id")
         self.incarnation = int(stored.get("incarnation", 0))
+        self.nonce = str(stored.get("nonce", ""))
         self.floor = int(stored.get("floor", 0))
         self.amnesia = bool(stored.get("amnesia", False))
         same_boot = stored.get("boot_id") == self.boot_id
@@ -140,7 +142,7 @@ class State:
 
     def save(self) -> None:
         """Put `state.json` on disk, synced. Raises Refused("storage") when it cannot."""
-        keys = ("state_id", "boot_id", "starts", "cluster_id", "incarnation", "floor", "amnesia", "holds", "endings")
+        keys = ("state_id", "boot_id", "starts", "cluster_id", "incarnation", "nonce", "floor", "amnesia", "holds", "endings")
         body = json.dumps({key: getattr(self, key) for key in keys}, indent=1).encode()
         with storage():
             write_synced(os.path.join(self.directory, "state.json"), body)
@@ -244,8 +246,14 @@ class State:
                 f"incarnation {hello.incarnation} came, {self.incarnation} was here already (a restored copy?)",
                 {"incarnation": self.incarnation},
             )
-        if moved or hello.incarnation != self.incarnation:
-            self.cluster_id, self.incarnation = hello.cluster_id, hello.incarnation
+        if not moved and hello.incarnation == self.incarnation and self.nonce and hello.nonce != self.nonce:
+            raise Refused(
+                "old_incarnation",
+                f"another server start with incarnation {hello.incarnation} was here (a copied data directory?)",
+                {"incarnation": self.incarnation},
+            )
+        if moved or (hello.incarnation, hello.nonce) != (self.incarnation, self.nonce):
+            self.cluster_id, self.incarnation, self.nonce = hello.cluster_id, hello.incarnation, hello.nonce
             self.save()
 
     # ---- fences
@@ -270,32 +278,29 @@ class State:
                         {"uuid": slot.uuid, "fence": seen},
                     )
 
-    async def raise_fence(self, slots: Tuple[SlotRef, ...], fence: int) -> None:
-        """Remember `fence` for `slots`; returns once it is on disk. Raises Refused("storage")."""
+    def raise_fence(self, slots: Tuple[SlotRef, ...], fence: int) -> Awaitable[None]:
+        """Remember `fence` for `slots`; await the answer until it is on disk. Raises Refused("storage") there."""
         fresh = []
         for slot in slots:
             key = (slot.uuid, slot.share, slot.shares)
             if self._fences.get(key, -1) < fence:
                 self._fences[key] = fence  # at once: a lower start that comes during the sync must be refused too
                 fresh.append({"fence": fence, "slot": list(key)})
-        if fresh:
-            await self._append(fresh)
-        elif self._journal is not None:
-            await self._journal.settled()
+        assert self._journal is not None, "open() comes first"
+        return self._durable(self._journal.append(_lines(fresh)) if fresh else self._journal.settled())
 
     async def bury(self, attempt_id: str) -> None:
         """Remember that `attempt_id` must never start; returns once it is on disk. Raises Refused("storage")."""
-        if attempt_id in self.tombstones:
-            assert self._journal is not None
-            await self._journal.settled()
-            return
-        self.tombstones.add(attempt_id)
-        await self._append([{"tombstone": attempt_id}])
-
-    async def _append(self, records: List[Dict[str, Any]]) -> None:
         assert self._journal is not None, "open() comes first"
+        if attempt_id in self.tombstones:
+            await self._durable(self._journal.settled())
+        else:
+            self.tombstones.add(attempt_id)
+            await self._durable(self._journal.append(_lines([{"tombstone": attempt_id}])))
+
+    async def _durable(self, written: Awaitable[Any]) -> None:
         try:
-            await self._journal.append("".join(json.dumps(record) + "\n" for record in records).encode())
+            await written
         except OSError as error:
             raise Refused("storage", f"{self.directory} cannot be written: {error}") from error
 
@@ -345,19 +350,17 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    async def append(self, lines: bytes) -> None:
-        """Write whole lines; returns once they are on disk. Raises OSError."""
+    def append(self, lines: bytes) -> Awaitable[Any]:
+        """Begin to write whole lines; await the answer until they are on disk. Raises OSError there."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(done)
         done.add_done_callback(self._waiting.discard)
         self._queue.put((lines, done))
-        await asyncio.shield(done)
+        return asyncio.shield(done)
 
-    async def settled(self) -> None:
-        """Return once everything appended so far is on disk. Raises OSError."""
-        waiting = list(self._waiting)
-        if waiting:
-            await asyncio.gather(*(asyncio.shield(one) for one in waiting))
+    def settled(self) -> Awaitable[Any]:
+        """Await the answer until everything appended so far is on disk. Raises OSError there."""
+        return asyncio.gather(*(asyncio.shield(one) for one in list(self._waiting)))
 
     def _run(self) -> None:
         while True:
@@ -394,6 +397,10 @@ def _settle(waiting: List[asyncio.Future[None]], error: Optional[OSError]) -> No
             done.set_result(None)
         else:
             done.set_exception(error)
+
+
+def _lines(records: List[Dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
 def overlap(one: SlotRef, other: SlotRef) -> bool:

@@ -48,8 +48,10 @@ class CotenantError(Exception):
     def text(self) -> str:
         """`code: what happened, with numbers. What to do next.`"""
         wait = f" Retry after {self.retry_after_s} s." if self.retry_after_s is not None else ""
-        hint = f" {self.hint}" if self.hint else ""
-        return f"{self.code}: {self.message}{hint}{wait}"
+        # A list of complaints ends with its own line break, everything else as a sentence.
+        end = "" if self.message.endswith((".", "!", "?", "\n")) else "."
+        hint = f"{'' if self.message.endswith(chr(10)) else ' '}{self.hint}" if self.hint else ""
+        return f"{self.code}: {self.message}{end}{hint}{wait}"
 
     def record(self) -> dict[str, Any]:
         """The same as JSON values."""

@@ -48,7 +48,18 @@ def bind(host: str, port: int) -> socket.socket:
         OSError: the address is not ours, or the port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=1024)
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is (3.11): without, an answer in
+    # two writes waits for the client's delayed ACK. Measured: 48 ms a call instead of 1.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.bind((host, port))
+        sock.listen(1024)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def url_of(sock: socket.socket, host: str) -> str:

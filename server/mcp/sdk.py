@@ -76,6 +76,16 @@ class Handlers:
     unsubscribe: Handler
 
 
+def _complete(handler: Handler) -> Handler:
+    """2026-07-28 wants to be told that a result is whole; older protocols drop the word."""
+
+    async def handle(ctx: Context, params: Any) -> Any:
+        result = await handler(ctx, params)
+        return {"resultType": "complete", **result} if isinstance(result, dict) else result
+
+    return handle
+
+
 def make_server(*, version: str, instructions: str, handlers: Handlers, middleware: Middleware) -> Server[Any]:
     """The low-level server over our handlers. tools/list depends on the token, so caches must keep it private."""
     lists = CacheHint(ttl_ms=60_000, scope="private")
@@ -94,14 +104,14 @@ def make_server(*, version: str, instructions: str, handlers: Handlers, middlewa
             "resources/list": live,
             "resources/read": live,
         },
-        on_list_tools=handlers.list_tools,
-        on_call_tool=handlers.call_tool,
-        on_list_resources=handlers.list_resources,
-        on_list_resource_templates=handlers.list_templates,
-        on_read_resource=handlers.read_resource,
-        on_list_prompts=handlers.list_prompts,
-        on_get_prompt=handlers.get_prompt,
-        on_completion=handlers.complete,
+        on_list_tools=_complete(handlers.list_tools),
+        on_call_tool=_complete(handlers.call_tool),
+        on_list_resources=_complete(handlers.list_resources),
+        on_list_resource_templates=_complete(handlers.list_templates),
+        on_read_resource=_complete(handlers.read_resource),
+        on_list_prompts=_complete(handlers.list_prompts),
+        on_get_prompt=_complete(handlers.get_prompt),
+        on_completion=_complete(handlers.complete),
         on_subscriptions_listen=handlers.listen,
         on_subscribe_resource=handlers.subscribe,
         on_unsubscribe_resource=handlers.unsubscribe,

@@ -179,7 +179,11 @@ class Tool:
             if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
                 near = difflib.get_close_matches(str(item["loc"][0])[:64], known, n=1, cutoff=0.5)
                 said = "there is no such argument" + (
-                    f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}."
+                    f"; did you mean {near[0]}?"
+                    if near
+                    else f"; known: {', '.join(known)}"
+                    if known
+                    else "; it takes none"
                 )
             elif item["type"] == "json_invalid":
                 said = "not valid Unicode text"

@@ -37,7 +37,6 @@ _EQUAL = attrgetter(
     "after",
 )
 """What makes two asks with equal needs wait for the same reasons."""
-_NEEDS = attrgetter("needs")
 _OWN = ("quota_owner", "quota_agent")
 
 
@@ -139,24 +138,33 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     needs_number: dict[int, int] = {}  # by identity: asks often share their Needs, and hashing one is slow
     numbers: dict[Needs, int] = {}
     waits: dict[tuple[object, ...], tuple[list[str], tuple[Blocker, ...]]] = {}
-    blockers: dict[str, tuple[Blocker, ...]] = {}
     starts: list[Decision] = []
+    last_needs: Needs | None = None
+    last_equal: tuple[object, ...] = ()
+    wait: tuple[list[str], tuple[Blocker, ...]] | None = None
     asks = in_order(world.asks)
-    for ask, equal, needs in zip(asks, map(_EQUAL, asks), map(_NEEDS, asks), strict=True):
+    for ask, equal in zip(asks, map(_EQUAL, asks), strict=True):
+        needs = ask.needs
+        if wait is not None and needs is last_needs and equal == last_equal:
+            wait[0].append(ask.id)  # the usual case of a long queue, without a look at the table
+            continue
+        last_needs, last_equal = needs, equal
         number = needs_number.get(id(needs))
         if number is None:
             number = needs_number[id(needs)] = numbers.setdefault(needs, len(numbers))
         key = (number, equal)
         wait = waits.get(key)
         if wait is None:
-            keys, reasons_found = state.answer(ask)
+            keys, why = state.answer(ask)
             if keys:
                 starts.append(Start(ask.id, ask.kind, keys))
                 continue
             # Nothing comes free within a pass, so what blocks the first of equal asks blocks the rest.
-            wait = waits[key] = ([], reasons_found)
+            wait = waits[key] = ([], why)
         wait[0].append(ask.id)
-        blockers[ask.id] = wait[1]
+    blockers: dict[str, tuple[Blocker, ...]] = {}
+    for ids, why in waits.values():
+        blockers.update(dict.fromkeys(ids, why))
     return Decided(
         decisions=(
             *expired(world, now_ms),

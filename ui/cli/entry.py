@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
 
+from cotenant.ui.cli import show
 from cotenant.ui.cli.problems import EXIT_REFUSED, EXIT_USAGE, Problem, Usage
 
+TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
 #: command -> (module, what it does). The order is that of the help.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -77,8 +79,6 @@ def run(argv: list[str]) -> int:
 
 
 def _tell(problem: Problem, as_json: bool) -> None:
-    from cotenant.ui.cli import show
-
     if as_json:
         try:
             show.as_json(problem.record())
@@ -134,22 +134,12 @@ def _split(argv: list[str]) -> tuple[list[str], str | None, list[str]]:
 
 
 def _parse(command: str, words: list[str]) -> argparse.Namespace:
-    import argparse
     from importlib import import_module
 
     module = import_module(f"cotenant.ui.cli.{COMMANDS[command][0]}")
     before = _before_dashes(words)
     behind = words[len(before) + 1 :] if len(before) < len(words) else None
-    common = argparse.ArgumentParser(add_help=False)
-    group = common.add_argument_group("options of every command")
-    # No defaults here: the same options may stand before and after a sub-command, and a default would overwrite the first.
-    group.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="the exact answer for programs")
-    group.add_argument("--data", metavar="DIR", default=argparse.SUPPRESS, help="the server's data directory")
-    group.add_argument(
-        "--url", metavar="URL", default=argparse.SUPPRESS, help="the server's address, else COTENANT_URL"
-    )
-    group.add_argument("--token-file", metavar="FILE", default=argparse.SUPPRESS, help="the file that holds your token")
-    parser = Parser(command, common, COMMANDS[command][1])
+    parser = Parser(command, COMMANDS[command][1])
     module.configure(parser, command)
     args = parser.root.parse_args(before)
     for name, default in (("json", False), ("data", None), ("url", None), ("token_file", None)):
@@ -164,11 +154,25 @@ def _parse(command: str, words: list[str]) -> argparse.Namespace:
 class Parser:
     """One command's parser, with the options of every command, examples in its help, and sub-commands where it has some."""
 
-    def __init__(self, command: str, common: argparse.ArgumentParser, what: str) -> None:
+    def __init__(self, command: str, what: str) -> None:
         import argparse
 
-        self._form = argparse.RawDescriptionHelpFormatter
-        self._common = common
+        # argparse makes a formatter for every option; left to find the width itself it imports shutil and all of
+        # its compressors, 6 ms of CPU.
+        width = show.columns(sys.stdout) - 2
+
+        def form(prog: str) -> argparse.HelpFormatter:
+            return argparse.RawDescriptionHelpFormatter(prog, width=width, max_help_position=30)
+
+        self._form: Any = form
+        self._common = common = argparse.ArgumentParser(add_help=False, formatter_class=self._form)
+        group = common.add_argument_group("options of every command")
+        # No defaults: the same options may stand before and after an action, and a default would overwrite the first.
+        none = argparse.SUPPRESS
+        group.add_argument("--json", action="store_true", default=none, help="the exact answer for programs")
+        group.add_argument("--data", metavar="DIR", default=none, help="the server's data directory")
+        group.add_argument("--url", metavar="URL", default=none, help="the server's address, else COTENANT_URL")
+        group.add_argument("--token-file", metavar="FILE", default=none, help="the file that holds your token")
         self.root = argparse.ArgumentParser(
             prog=f"cotenant {command}",
             parents=[common],

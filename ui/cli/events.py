@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 from cotenant.ui.cli import ask, show
 from cotenant.ui.cli.client import patiently
 
+TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
     from cotenant.ui.cli.entry import Parser
 
-Answer = dict[str, Any]
+    Answer = dict[str, Any]
+
 #: Seconds between two looks where nothing happens.
 QUICK_S, POLITE_S = 0.5, 3.0
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from cotenant.ui.cli import ask, show, waiting
 from cotenant.ui.cli.client import Client, patiently
 
+TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
     from cotenant.ui.cli.entry import Parser
 
-Answer = dict[str, Any]
+    Answer = dict[str, Any]
+
 #: Seconds between two looks at a log that does not move: from quick to polite.
 QUICK_S, POLITE_S = 0.2, 2.0
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import NamedTuple
 
 from cotenant.ui.cli.problems import NoServer, Problem, Usage
 
 
-class Place(NamedTuple):
+class Place:
     """A server's address without a slash at the end, a token, and where the token came from (for messages)."""
 
-    url: str
-    token: str
-    token_from: str
+    __slots__ = ("token", "token_from", "url")
+
+    def __init__(self, url: str, token: str, token_from: str) -> None:
+        self.url = url
+        self.token = token
+        self.token_from = token_from
 
 
 def data_dir(given: str | None) -> str:
@@ -63,7 +65,7 @@ def checked_token(token: str, source: str) -> str:
 
 
 def server_record(data: str) -> dict[str, object] | None:
-    """What the server wrote about itself in its data directory, or None where none was ever started there."""
+    """What the server wrote about itself in its data directory, or None where none runs (or none was ever started)."""
     import json
 
     try:
@@ -92,8 +94,8 @@ def find(*, url: str | None, token_file: str | None, data: str | None) -> Place:
     if address is None:
         if record is None:
             raise NoServer(
-                f"No server was started with the data directory {directory}. Start one with `cotenant serve`, "
-                "or name one that runs with --data DIR, --url URL or COTENANT_URL."
+                f"No server runs with the data directory {directory}. Start one with `cotenant serve`, "
+                "or name one with --data DIR, --url URL or COTENANT_URL."
             )
         address = normal(str(record["url"]))
     if token_file:

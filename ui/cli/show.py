@@ -9,7 +9,10 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+
+TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
+if TYPE_CHECKING:
+    from typing import Any
 
 BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
 

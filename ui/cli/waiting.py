@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 from cotenant.ui.cli import show
 from cotenant.ui.cli.client import Client, patiently
 from cotenant.ui.cli.problems import Problem
 
-Answer = dict[str, Any]
+TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
+if TYPE_CHECKING:
+    from typing import Any
+
+    Answer = dict[str, Any]
+
 JOB_FINAL = ("succeeded", "failed", "cancelled")
 LEASE_ENDED = ("released", "expired", "revoked", "withdrawn")
 #: One call's wait, as the server bounds it by default.

@@ -1,18 +1,18 @@
 """Every error that a caller can meet. Doors map them once; anything else is a bug and goes to the log.
 
-    CotenantError
-    ├── Refused            understood, and no: nothing changed
-    │   ├── BadRequest         the arguments cannot mean anything; correct them
-    │   ├── Forbidden          not with this token, or not your object
-    │   ├── QuotaExceeded      more than may be had, now or ever
-    │   ├── Busy               nothing free now; queue or come back
-    │   ├── Conflict           the object is in another state than the act needs
-    │   ├── StaleFence         a newer attempt or lease owns the object
-    │   └── ConfirmationRequired   ask once more with the token given
-    ├── NotFound           no such object, or not one that this caller may see
-    ├── Unreachable        the host does not answer; nothing was sent
-    ├── OutcomeUnknown     sent and not answered: it may have happened
-    └── Unavailable        the server itself cannot now (storage full, shutting down)
+CotenantError
+├── Refused            understood, and no: nothing changed
+│   ├── BadRequest         the arguments cannot mean anything; correct them
+│   ├── Forbidden          not with this token, or not your object
+│   ├── QuotaExceeded      more than may be had, now or ever
+│   ├── Busy               nothing free now; queue or come back
+│   ├── Conflict           the object is in another state than the act needs
+│   ├── StaleFence         a newer attempt or lease owns the object
+│   └── ConfirmationRequired   ask once more with the token given
+├── NotFound           no such object, or not one that this caller may see
+├── Unreachable        the host does not answer; nothing was sent
+├── OutcomeUnknown     sent and not answered: it may have happened
+└── Unavailable        the server itself cannot now (storage full, shutting down)
 """
 
 from __future__ import annotations

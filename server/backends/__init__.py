@@ -1,0 +1,1 @@
+"""What runs attempts. `base` is the contract; `link` speaks to a hostd; `local` keeps one on this machine."""

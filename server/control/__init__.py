@@ -1,0 +1,36 @@
+"""One use case per function, one transaction each. Every write of every door comes through here."""
+
+from __future__ import annotations
+
+from cotenant.server.control.auth import Auth
+from cotenant.server.control.context import Changes, Context
+from cotenant.server.control.hosts import Hosts
+from cotenant.server.control.jobs import Confirmations, Jobs
+from cotenant.server.control.leases import Leases
+from cotenant.server.control.logs import Logs
+from cotenant.server.control.operate import Operate
+from cotenant.server.control.tokens import Tokens
+from cotenant.server.store.views import Views
+
+
+class Control:
+    """All use cases of one server, as the doors reach them."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.auth = Auth(context)
+        self.views = Views(context, self.auth)
+        self.leases = Leases(context, self.views)
+        self.jobs = Jobs(context, self.views, self.leases)
+        self.logs = Logs(context, self.auth)
+        self.tokens = Tokens(context, self.auth)
+        self.confirmations = Confirmations(context)
+        self.hosts = Hosts(context, self.leases, self.jobs)
+        self.operate = Operate(context, self.views, self.leases, self.jobs, self.hosts, self.tokens)
+
+    @property
+    def changes(self) -> Changes:
+        return self.context.changes
+
+
+__all__ = ["Control"]

@@ -50,7 +50,9 @@ class CheckpointSpec(_Strict):
 
     dir: str = Field(description="directory on the host that holds checkpoints")
     interval_s: int | None = Field(default=None, ge=1, description="seconds between saves")
-    resume_arg: str | None = Field(default=None, description="argument that takes the checkpoint's path, e.g. --resume={path}")
+    resume_arg: str | None = Field(
+        default=None, description="argument that takes the checkpoint's path, e.g. --resume={path}"
+    )
     manifest: str | None = None
     signal: str | None = Field(default=None, description="signal that asks for a save, e.g. SIGUSR1")
 
@@ -81,19 +83,25 @@ class JobSpec(_Strict):
     gpu_memory_mib: int = Field(default=0, ge=0, description="a card must have at least this much memory")
     gpu_model: str = Field(default="", max_length=200, description="part of the card's model name")
     compute_capability: str = Field(default="", pattern=r"^(\d{1,2}\.\d)?$", description="at least, e.g. 8.0")
-    cuda: str = Field(default="", pattern=r"^(\d{1,2}\.\d{1,2})?$", description="the driver's CUDA version at least, e.g. 12.4")
+    cuda: str = Field(
+        default="", pattern=r"^(\d{1,2}\.\d{1,2})?$", description="the driver's CUDA version at least, e.g. 12.4"
+    )
     driver: str = Field(default="", pattern=r"^[0-9.]{0,20}$", description="the driver's version at least")
     cpus: int = Field(default=0, ge=0, le=4096)
     memory_mib: int = Field(default=0, ge=0)
     disk_mib: int = Field(default=0, ge=0)
     nodes: int = Field(default=1, ge=1, le=64)
     exclusive_host: bool = False
-    hours: float | None = Field(default=None, gt=0, le=24 * 31, description="time limit; default: the pool's default_hours")
+    hours: float | None = Field(
+        default=None, gt=0, le=24 * 31, description="time limit; default: the pool's default_hours"
+    )
     prefer: tuple[str, ...] = Field(default=(), description="hosts in order of preference")
     pool: str | None = Field(default=None, max_length=64)
     priority: Literal["critical", "high", "normal", "batch"] = "normal"
     max_attempts: int = Field(default=1, ge=1, le=20)
-    retry_on: tuple[FailureClass, ...] = Field(default=("gpu", "host", "lost"), description="failure classes that get a new attempt")
+    retry_on: tuple[FailureClass, ...] = Field(
+        default=("gpu", "host", "lost"), description="failure classes that get a new attempt"
+    )
     preemptible: bool = True
     resumable: bool = False
     checkpoint: CheckpointSpec | None = None
@@ -118,7 +126,9 @@ class JobSpec(_Strict):
     @classmethod
     def _command(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
         if not value or (not isinstance(value, str) and not value[0]):
-            raise ValueError('must not be empty: give an argument list such as ["python","train.py"] or one shell string')
+            raise ValueError(
+                'must not be empty: give an argument list such as ["python","train.py"] or one shell string'
+            )
         if "\0" in (value if isinstance(value, str) else "".join(value)):
             raise ValueError("must not hold a NUL character")
         return value
@@ -128,7 +138,9 @@ class JobSpec(_Strict):
     def _env(cls, value: dict[str, str]) -> dict[str, str]:
         for key, item in value.items():
             if not key or "=" in key or "\0" in key + item:
-                raise ValueError(f"{text.quoted(key)} cannot be the name of a variable, or its value holds a NUL character")
+                raise ValueError(
+                    f"{text.quoted(key)} cannot be the name of a variable, or its value holds a NUL character"
+                )
             if key.startswith("COTENANT_") or key in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
                 raise ValueError(f"{key} is set by Cotenant from the lease and cannot be given")
         return value
@@ -148,7 +160,9 @@ class JobSpec(_Strict):
         if self.runner != "process":
             raise ValueError("runner: no backend here runs containers: leave runner out.")
         if self.nodes != 1:
-            raise ValueError("nodes: jobs over several hosts are not possible yet: ask for cards of one host with gpus.")
+            raise ValueError(
+                "nodes: jobs over several hosts are not possible yet: ask for cards of one host with gpus."
+            )
         if self.on_host_loss != "wait":
             raise ValueError("on_host_loss: failover is not possible yet: leave it out, the job waits for its host.")
         if self.exclusive_host:
@@ -164,6 +178,15 @@ class JobSpec(_Strict):
     def command_line(self) -> str:
         """The command as a person would type it."""
         return self.command if isinstance(self.command, str) else shlex.join(self.command)
+
+    @property
+    def program(self) -> str:
+        """The program's name, which everybody may see; the command itself is for those who may look inside."""
+        return (
+            "shell"
+            if isinstance(self.command, str)
+            else text.clean(self.command[0].rsplit("/", 1)[-1], 60) or "command"
+        )
 
     @property
     def gpus_min(self) -> int:

@@ -111,7 +111,7 @@ LEASE_NEXT: dict[LeaseState, frozenset[LeaseState]] = {
 
 #: The words of MCP tasks for a job's state.
 TASK_STATUS: dict[JobState, str] = {
-    **{state: "working" for state in JobState},
+    **dict.fromkeys(JobState, "working"),
     JobState.SUCCEEDED: "completed",
     JobState.FAILED: "failed",
     JobState.CANCELLED: "cancelled",

@@ -48,7 +48,8 @@ MASK = "***"
 def clean(text: str, limit: int, *, newlines: bool = False) -> str:
     """`text` without control and format characters, cut to `limit` characters (an ellipsis marks the cut)."""
     kept = "".join(
-        c if (newlines and c == "\n") or c == "\t" or unicodedata.category(c) not in _UNWANTED else " " for c in text[: limit * 4]
+        c if (newlines and c == "\n") or c == "\t" or unicodedata.category(c) not in _UNWANTED else " "
+        for c in text[: limit * 4]
     ).strip()
     return kept if len(kept) <= limit and len(text) <= limit * 4 else kept[: limit - 1] + "…"
 

@@ -1,0 +1,238 @@
+"""The link to one hostd: connect, say hello, ask and answer, take reports, come back after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from cotenant.hostd import protocol
+from cotenant.hostd.protocol import (
+    AttemptReport,
+    CardState,
+    CleanCheck,
+    Hello,
+    HostFacts,
+    LogPage,
+    SlotRef,
+    StartSpec,
+    Welcome,
+)
+from cotenant.server.backends.base import HostEvents, HostRefused
+from cotenant.server.errors import OutcomeUnknown, Unreachable
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: A host that does not answer within this is treated as lost; the longest work hostd does for an answer is an NVML
+#: deadline of a few seconds.
+REPLY_TIMEOUT_S: Final = 20.0
+HELLO_TIMEOUT_S: Final = 15.0
+
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+class HostLink:
+    """A `Host` over any stream that reaches a hostd. `run` keeps it up until cancelled."""
+
+    def __init__(
+        self, name: str, connect: Connect, hello: Callable[[], Hello], events: HostEvents, back_off_s: tuple[float, ...]
+    ) -> None:
+        self.name = name
+        self._connect = connect
+        self._hello = hello
+        self._events = events
+        self._back_off_s = back_off_s
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._next_id = 0
+        self._retry = asyncio.Event()
+        self._early: list[tuple[str, int, dict[str, Any]]] | None = []  # reports before welcome was dealt with
+        self.welcomed: Welcome | None = None
+
+    # ---- staying connected
+
+    async def run(self) -> None:
+        """Connect, and connect again; back off after each failure in a row."""
+        failures = 0
+        while True:
+            reason = "the connection ended"
+            try:
+                reader, writer = await self._connect()
+            except (OSError, TimeoutError) as error:
+                reason = f"cannot connect: {error}"
+            else:
+                try:
+                    if await self._serve(reader, writer):
+                        failures = 0
+                except (OSError, EOFError, TimeoutError, protocol.ProtocolError) as error:
+                    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                finally:
+                    self._drop(writer)
+            await self._events.lost(self.name, reason)
+            delay = self._back_off_s[min(failures, len(self._back_off_s) - 1)]
+            failures += 1
+            self._retry.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._retry.wait(), delay)
+
+    def retry_now(self) -> None:
+        """Do not sit out the back-off."""
+        self._retry.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One connection from hello to its end. False when the host refuses this server."""
+        self._writer = writer
+        self._early = []
+        listen = asyncio.create_task(self._listen(reader), name=f"link {self.name}")
+        settle = asyncio.create_task(self._settle(), name=f"settle {self.name}")
+        try:
+            await asyncio.wait({listen, settle}, return_when=asyncio.FIRST_COMPLETED)
+            if settle.done() and not settle.result():
+                return False
+            await listen
+            return True
+        finally:
+            for task in (settle, listen):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    async def _settle(self) -> bool:
+        try:
+            welcome = protocol.from_wire(Welcome, await self._call("hello", self._hello(), HELLO_TIMEOUT_S))
+        except HostRefused as error:
+            await self._events.refused(self.name, error.code, error.message, error.data)
+            return False
+        self.welcomed = welcome
+        await self._events.welcome(self, welcome)
+        # what was reported meanwhile is counted from the state that welcome has set
+        early, self._early = self._early or [], None
+        for name, seq, body in early:
+            self._take(name, seq, body)
+        return True
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while (message := await protocol.read_frame(reader)) is not None:
+            if "re" in message:
+                future = self._waiting.pop(message["re"], None)
+                if future is None or future.done():
+                    continue
+                if message.get("ok"):
+                    future.set_result(message.get("result"))
+                else:
+                    future.set_exception(
+                        HostRefused(
+                            str(message.get("message", "")),
+                            code=str(message.get("code", "refused")),
+                            data=dict(message.get("detail") or {}),
+                        )
+                    )
+            elif "report" in message:
+                report = (str(message["report"]), int(message["seq"]), message.get("body") or {})
+                if self._early is not None:
+                    self._early.append(report)
+                else:
+                    self._take(*report)
+            elif "telemetry" in message:
+                self._events.telemetry(self.name, str(message["telemetry"]), message.get("body") or {})
+
+    def _take(self, name: str, seq: int, body: dict[str, Any]) -> None:
+        taken = self._events.report(self.name, name, seq, body)
+        taken.add_done_callback(lambda done: self._acknowledge(seq, done))
+
+    def _acknowledge(self, seq: int, done: asyncio.Future[Any]) -> None:
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            # not acknowledged: the host repeats it after the next hello
+            log.error("report %d of %s was not taken", seq, self.name, exc_info=error)
+            return
+        if self._writer is not None:
+            self._writer.write(protocol.encode({"op": "ack", "args": {"seq": seq}}))
+
+    def _drop(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = None
+        writer.close()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(OutcomeUnknown(f'the link to host "{self.name}" broke before it answered'))
+        self._waiting.clear()
+
+    # ---- asking
+
+    async def _call(self, op: str, args: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
+        writer = self._writer
+        if writer is None:
+            raise Unreachable(f'host "{self.name}" does not answer', hint="list_hosts shows why.", retry_after_s=10)
+        self._next_id += 1
+        request_id = self._next_id
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = future
+        try:
+            writer.write(protocol.request(request_id, op, args))
+            async with asyncio.timeout(timeout_s):
+                await writer.drain()
+                return await future
+        except TimeoutError as error:
+            raise OutcomeUnknown(f'host "{self.name}" did not answer {op} within {timeout_s:.0f} s') from error
+        except ConnectionError as error:
+            raise OutcomeUnknown(f'the link to host "{self.name}" broke during {op}') from error
+        finally:
+            self._waiting.pop(request_id, None)
+
+    async def start(self, spec: StartSpec) -> AttemptReport:
+        return protocol.from_wire(AttemptReport, await self._call("start", spec))
+
+    async def stop(self, attempt_id: str, reason: str, grace_s: float) -> AttemptReport:
+        answer = await self._call("stop", {"attempt_id": attempt_id, "reason": reason, "grace_s": grace_s})
+        return protocol.from_wire(AttemptReport, answer)
+
+    async def signal(self, attempt_id: str, signal: int) -> AttemptReport:
+        return protocol.from_wire(
+            AttemptReport, await self._call("signal", {"attempt_id": attempt_id, "signal": signal})
+        )
+
+    async def probe(self, attempt_id: str) -> AttemptReport:
+        return protocol.from_wire(AttemptReport, await self._call("probe", {"attempt_id": attempt_id}))
+
+    async def hold(self, lease_id: str, fence: int, slots: Sequence[SlotRef]) -> CleanCheck:
+        answer = await self._call("hold", {"lease_id": lease_id, "fence": fence, "slots": list(slots)})
+        return protocol.from_wire(CleanCheck, answer)
+
+    async def unhold(self, lease_id: str) -> CleanCheck:
+        return protocol.from_wire(CleanCheck, await self._call("unhold", {"lease_id": lease_id}))
+
+    async def check(self, slots: Sequence[SlotRef]) -> CleanCheck:
+        return protocol.from_wire(CleanCheck, await self._call("check", {"slots": list(slots)}))
+
+    async def look(self) -> tuple[tuple[CardState, ...], HostFacts]:
+        answer = await self._call("cards", {})
+        return read_cards(answer)
+
+    async def read_log(
+        self, attempt_id: str, stream: str, *, offset: int | None, tail_lines: int | None, max_bytes: int
+    ) -> LogPage:
+        args = {
+            "attempt_id": attempt_id,
+            "stream": stream,
+            "offset": offset,
+            "tail_lines": tail_lines,
+            "max_bytes": max_bytes,
+        }
+        return protocol.from_wire(LogPage, await self._call("read_log", args))
+
+    async def forget(self, attempt_ids: Sequence[str]) -> None:
+        await self._call("forget", {"attempt_ids": list(attempt_ids)})
+
+    async def set_floor(self, fence: int) -> bool:
+        answer = await self._call("set_floor", {"fence": fence})
+        return bool(answer.get("needs_floor"))
+
+
+def read_cards(body: dict[str, Any]) -> tuple[tuple[CardState, ...], HostFacts]:
+    """The content of a `cards` answer or telemetry."""
+    cards = tuple(protocol.from_wire(CardState, card) for card in body.get("cards", ()))
+    return cards, protocol.from_wire(HostFacts, body["facts"])

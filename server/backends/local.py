@@ -1,0 +1,132 @@
+"""The hostd of this machine: started as a detached child, found again after a server's death, ended when it has nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from cotenant.server.config import HostSettings
+
+#: sun_path holds 108 bytes with the final NUL (unix(7)).
+_SOCKET_PATH_MAX: Final = 100
+_START_TIMEOUT_S: Final = 15.0
+
+
+class LocalHostd:
+    """Makes sure that a hostd serves `folder`, and connects to it."""
+
+    def __init__(self, folder: Path, settings: HostSettings, python: str | None) -> None:
+        self.folder = folder
+        self.socket = socket_path(folder)
+        self._settings = settings
+        self._python = python or sys.executable
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to hostd, which is started if it does not run.
+
+        Raises:
+            OSError: it cannot be started or does not answer; the message says where its log is.
+        """
+        with contextlib.suppress(OSError):
+            return await asyncio.open_unix_connection(str(self.socket))
+        child = self._start()
+        deadline = asyncio.get_running_loop().time() + _START_TIMEOUT_S
+        while True:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_unix_connection(str(self.socket))
+            if child.poll() not in (None, 0):
+                raise OSError(f"hostd ended with code {child.returncode}; its last words: {self._last_words()}")
+            if asyncio.get_running_loop().time() > deadline:
+                raise OSError(f"hostd did not listen on {self.socket} within {_START_TIMEOUT_S:.0f} s; see {self.log}")
+            await asyncio.sleep(0.01)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "hostd.log"
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        command = [
+            self._python,
+            "-m",
+            "cotenant.hostd",
+            "--state",
+            str(self.folder / "state"),
+            "--socket",
+            str(self.socket),
+        ]
+        if self._settings.simulate_gpus:
+            command += ["--simulate-gpus", str(self._settings.simulate_gpus)]
+        if self._settings.residents:
+            command += ["--residents", ",".join(self._settings.residents)]
+        # -P and PYTHONSAFEPATH: started in a checkout, "server" or "tools" there must not shadow anything
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+        with open(self.log, "ab") as log:
+            os.fchmod(log.fileno(), 0o600)
+            # its own session: the end of the server or of the terminal is not its end
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                close_fds=True,
+                cwd="/",
+                env=environment,
+            )
+        self._children.append(child)
+        return child
+
+    def _last_words(self) -> str:
+        try:
+            return self.log.read_text("utf-8", "replace")[-300:].strip().replace("\n", " | ")
+        except OSError:
+            return "(no log)"
+
+    def end(self) -> None:
+        """Ask the hostd behind the socket to end; running attempts are not its and go on.
+
+        The pid comes from the kernel (SO_PEERCRED), never from a file that may be stale.
+        """
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(1)
+            link.connect(str(self.socket))
+            pid, uid, _ = struct.unpack(
+                "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            )
+            if uid == os.geteuid() and pid > 0:
+                pidfd = os.pidfd_open(pid)
+                try:
+                    signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                finally:
+                    os.close(pidfd)
+        for child in self._children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(3)
+
+    def forget_children(self) -> None:
+        """Leave a hostd to itself: it has work and outlives this server."""
+        for child in self._children:
+            child.returncode = child.poll() or 0  # nobody waits for it any more; init will
+
+
+def socket_path(folder: Path) -> Path:
+    """Where the socket is: in the folder, or, where that path is too long, in a private directory with a short name."""
+    path = folder / "hostd.sock"
+    if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
+        return path
+    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime and os.path.isdir(runtime) else Path(tempfile.gettempdir())
+    return base / f"cotenant-{os.geteuid()}-{digest}" / "hostd.sock"

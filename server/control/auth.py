@@ -1,0 +1,79 @@
+"""Tokens to callers, in memory: asked at every call, so never from disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cotenant.server.control.context import Context
+from cotenant.server.model.caller import Caller, Visibility, may_operate, may_see_inside
+from cotenant.server.store import callers
+from cotenant.server.store.requests import secret_hash
+
+_SEEN_EVERY_MS = 60_000
+
+
+class Auth:
+    """Who a token names. `load` fills it at start; `control.tokens` keeps it in step."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._tokens: dict[str, tuple[Caller, int | None]] = {}  # hash -> (caller, expires_at_ms)
+        self._by_door: dict[tuple[str, str], Caller] = {}
+        self._owners = 0
+        self._flushed: dict[str, int] = {}
+
+    async def load(self) -> None:
+        """Read all living tokens anew."""
+        rows, self._owners = await self._context.db.read(lambda c: (callers.list_tokens(c), callers.owners(c)))
+        self._tokens = {
+            row["hash"]: (callers.as_caller(row, ""), row["expires_at_ms"])
+            for row in rows
+            if row["revoked_at_ms"] is None
+        }
+        self._by_door.clear()
+
+    def caller_of(self, token: str, *, door: str) -> Caller | None:
+        """The caller that `token` names, or None when it is unknown, revoked or expired."""
+        digest = secret_hash(token)
+        found = self._tokens.get(digest)
+        if found is None or (found[1] is not None and found[1] <= self._context.now()):
+            return None
+        caller = self._by_door.get((digest, door))
+        if caller is None:
+            caller = self._by_door[(digest, door)] = replace(found[0], door=door)
+        return caller
+
+    def living(self, caller: Caller) -> bool:
+        """Whether the caller's token still counts; streams ask this at every delivery."""
+        now = self._context.now()
+        return any(c.token_id == caller.token_id and (end is None or end > now) for c, end in self._tokens.values())
+
+    def seen(self, caller: Caller, client: str | None) -> None:
+        """Remember that the caller was here."""
+        known = self._context.live.seen.get(caller.name)
+        self._context.live.seen[caller.name] = (self._context.now(), client or (known[1] if known else None))
+
+    async def flush_seen(self) -> None:
+        """Write down who was here since the last time, at most once a minute each."""
+        due = {
+            name: (at, client)
+            for name, (at, client) in self._context.live.seen.items()
+            if at - self._flushed.get(name, 0) >= _SEEN_EVERY_MS
+        }
+        if not due:
+            return
+        rows = [(at, client, name) for name, (at, client) in due.items()]
+        await self._context.db.write(
+            lambda tx: tx.connection.executemany(
+                "UPDATE caller SET last_seen_at_ms = ?, client = coalesce(?, client) WHERE name = ?", rows
+            )
+        )
+        self._flushed.update({name: at for name, (at, _) in due.items()})
+
+    def visibility(self, pool: str) -> Visibility:
+        """Who may look inside the work of a pool; by default everybody, while there is one owner."""
+        return self._context.settings.pool_visibility.get(pool) or ("open" if self._owners <= 1 else "owner")
+
+    def sees_inside(self, caller: Caller, *, owner: str, name: str, pool: str) -> bool:
+        """The one decision on commands, paths, logs, metrics and verdicts of an object; every door asks here."""
+        return may_see_inside(caller, owner=owner, name=name, visibility=self.visibility(pool)) or may_operate(caller)

@@ -1,0 +1,180 @@
+"""What every use case needs: store, world, clock, ids, hosts. Built once by `server.services`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.server.backends.base import Host
+from cotenant.server.clock import Clock
+from cotenant.server.config import Settings
+from cotenant.server.deciding.world import Blocker, Policy
+from cotenant.server.errors import BadRequest, Forbidden, QuotaExceeded, Unavailable
+from cotenant.server.ids import Ids
+from cotenant.server.keeper import Keeper
+from cotenant.server.live import Live
+from cotenant.server.model.caller import Caller
+from cotenant.server.model.text import clean, find_secret, quoted
+from cotenant.server.store.db import Database
+
+log = logging.getLogger(__name__)
+
+
+async def _logged(work: Coroutine[Any, Any, object]) -> None:
+    try:
+        await work
+    except Unavailable as error:
+        log.info("given up: %s", error)
+    except Exception:
+        log.exception("background work failed")
+
+
+class Changes:
+    """Tells who listens which resource addresses changed, after each commit and observation."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
+
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> Callable[[], None]:
+        """Call `listener(addresses)` on the loop; it must be quick and not raise. Returns how to stop it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def publish(self, addresses: frozenset[str]) -> None:
+        for listener in tuple(self._listeners):
+            listener(addresses)
+
+
+class Turnstile:
+    """Waiting for an object to change: `wait` returns when `turn` is called for its key."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+
+    def ticket(self, key: str) -> asyncio.Future[None]:
+        """A future that is done at the next change of `key`. Take it before looking, so that no change is missed."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, set()).add(future)
+        future.add_done_callback(lambda f: self._drop(key, f))
+        return future
+
+    def _drop(self, key: str, future: asyncio.Future[None]) -> None:
+        if waiting := self._waiting.get(key):
+            waiting.discard(future)
+            if not waiting:
+                del self._waiting[key]
+
+    def turn(self, keys: frozenset[str]) -> None:
+        if not self._waiting:
+            return
+        for key in keys & self._waiting.keys():
+            for future in tuple(self._waiting.get(key, ())):
+                if not future.done():
+                    future.set_result(None)
+
+
+@dataclass
+class Context:
+    """Shared by all use cases of one server; nothing else is."""
+
+    db: Database
+    keeper: Keeper
+    live: Live
+    settings: Settings
+    clock: Clock
+    ids: Ids
+    cluster_id: str
+    incarnation: int
+    start_nonce: str
+    policy: Policy
+    changes: Changes = field(default_factory=Changes)
+    turnstile: Turnstile = field(default_factory=Turnstile)
+    hosts: dict[str, Host] = field(default_factory=dict)
+    blockers: dict[str, tuple[Blocker, ...]] = field(default_factory=dict)  # of the newest pass, by ask id
+    deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wake: Callable[[], None] = lambda: None
+    background: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def now(self) -> int:
+        return self.clock.now_ms()
+
+    def background_task(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run `work` beside the caller; a failure goes to the log with its traceback."""
+        task = asyncio.create_task(_logged(work))
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+    def pool_of(self, caller: Caller, pool: str | None) -> str:
+        """The pool a caller means, checked.
+
+        Raises:
+            BadRequest: no such pool.
+            Forbidden: the caller's token does not reach it.
+        """
+        name = pool or (caller.pools[0] if caller.pools else self.settings.default_pool)
+        if name not in self.settings.pools:
+            known = ", ".join(quoted(p) for p in sorted(self.settings.pools))
+            raise BadRequest(
+                f"there is no pool {quoted(name)}",
+                code="no_such_pool",
+                hint=f"Pools: {known}. quota_status shows them.",
+            )
+        if caller.pools and name not in caller.pools:
+            mine = ", ".join(quoted(p) for p in caller.pools)
+            raise Forbidden(f"your token does not reach pool {quoted(name)}", hint=f"It reaches {mine}.")
+        return name
+
+    def hours_ms(self, pool: str, hours: float | None) -> tuple[int, str]:
+        """(milliseconds, where they come from): as asked for, or the pool's default."""
+        if hours is not None:
+            return int(hours * 3_600_000), "hours"
+        return self.settings.pools[pool].default_hours * 3_600_000, "pool default"
+
+    def check_priority(self, caller: Caller, priority: int) -> None:
+        """
+        Raises:
+            Forbidden: above what the caller's token may ask for.
+        """
+        if priority > caller.max_priority:
+            raise Forbidden(
+                "your token may not ask for this priority",
+                code="priority_too_high",
+                hint="Leave priority out, or ask a person for a grant.",
+                data={"max_priority": caller.max_priority},
+            )
+
+
+def said(text: str, field_name: str, limit: int) -> str:
+    """Foreign text as it is kept: cleaned, cut, and free of what looks like a credential.
+
+    Raises:
+        BadRequest: it seems to hold a secret.
+    """
+    if (what := find_secret(text)) is not None:
+        raise secret_refused(field_name, what)
+    return clean(text, limit, newlines=False)
+
+
+def secret_refused(field_name: str, what: str) -> BadRequest:
+    return BadRequest(
+        f"{field_name} seems to hold {what}; secrets are kept in no record",
+        code="secret_in_arguments",
+        hint="Put it in a file on the host and give secrets=[{env, file}], or rename what only looks like one.",
+        data={"field": field_name},
+    )
+
+
+def refusal_of(
+    blocker: Blocker, *, rooms: str = "", queue_hint: str = "", retry_after_s: int | None = None
+) -> QuotaExceeded:
+    """A quota blocker as the error that refuses."""
+    data = {"blocker": blocker.code, **dict(blocker.numbers), **dict(blocker.names)}
+    hint = " ".join(
+        part
+        for part in (blocker.helps[:1].upper() + blocker.helps[1:] + "." if blocker.helps else "", rooms, queue_hint)
+        if part
+    )
+    return QuotaExceeded(f"{blocker.code}: {blocker.message}", hint=hint, data=data, retry_after_s=retry_after_s)

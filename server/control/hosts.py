@@ -1,0 +1,477 @@
+"""What hosts tell: hello, reports, telemetry, silence. Settles what the records and a host say differently."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from dataclasses import asdict
+from typing import Any, Final
+
+from cotenant.hostd import protocol
+from cotenant.hostd.protocol import AttemptReport, CardState, CleanCheck, Hello, HostFacts, Welcome
+from cotenant.server.backends.base import Host, HostRefused
+from cotenant.server.backends.link import HostLink, read_cards
+from cotenant.server.control import outcomes, placing
+from cotenant.server.control.context import Context
+from cotenant.server.control.jobs import Jobs
+from cotenant.server.control.leases import Leases, by_host, free_slots
+from cotenant.server.errors import Conflict, NotFound, OutcomeUnknown, Unreachable
+from cotenant.server.live import LiveCard, LiveHost
+from cotenant.server.model.caller import LOOP, Caller
+from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LinkState
+from cotenant.server.model.text import clean
+from cotenant.server.store import events, jobs, leases, meta
+from cotenant.server.store import hosts as rows
+from cotenant.server.store.db import Tx
+
+log = logging.getLogger(__name__)
+
+#: A link that is gone is `suspect` for this long and `lost` after; a restarted hostd is back within a second.
+LOST_AFTER_S: Final = 20.0
+#: Slots of an ended lease that are not clean by now are called occupied, by name (design section 4).
+OCCUPIED_AFTER_MS: Final = 60_000
+
+
+class Hosts:
+    """Implements `backends.base.HostEvents`, and the part of the tick that looks after hosts."""
+
+    def __init__(self, context: Context, leases_: Leases, jobs_: Jobs) -> None:
+        self._context = context
+        self._leases = leases_
+        self._jobs = jobs_
+        self._down_since: dict[str, float] = {}
+        self.take_over: set[str] = set()
+        self.refusals: dict[str, tuple[str, str]] = {}
+        self.seen_incarnation: dict[str, int] = {}
+        self._checking: set[str] = set()
+        self.links: dict[str, HostLink] = {}
+
+    def hello(self, name: str) -> Hello:
+        """What this server says to a host first."""
+        context = self._context
+        return Hello(
+            cluster_id=context.cluster_id,
+            incarnation=context.incarnation,
+            nonce=context.start_nonce,
+            protocol_min=max(1, protocol.PROTOCOL - 1),
+            take_over=name in self.take_over,
+        )
+
+    # ---- a link comes up
+
+    async def welcome(self, host: Host, welcome: Welcome) -> None:
+        context, now, name = self._context, self._context.now(), host.name
+        reports = {report.attempt_id: report for report in welcome.attempts}
+        amnesia = await context.db.write(lambda tx: self._greet(tx, name, welcome, now))
+        if welcome.needs_floor:
+            fence = await context.db.read(
+                lambda c: c.execute("SELECT value FROM counter WHERE name = 'fence'").fetchone()[0]
+            )
+            await host.set_floor(fence)
+        self._see(name, welcome.cards, welcome.facts, now)
+        context.hosts[name] = host
+        self.take_over.discard(name)
+        self.refusals.pop(name, None)
+        self._down_since.pop(name, None)
+        known = await context.db.read(lambda c: jobs.attempts_on(c, name))
+        for report in welcome.attempts:
+            await self._take(name, report)
+        for attempt in known:
+            await self._settle_attempt(host, attempt, reports.get(attempt["id"]), welcome, amnesia)
+        await self._settle_leases(host, welcome)
+        live = context.live.hosts.setdefault(name, LiveHost())
+        was = live.link
+        live.link, live.reason = LinkState.UP, ""
+        context.keeper.observe_cards()
+        if was is not LinkState.SUSPECT:
+            await context.db.write(
+                lambda tx: events.append(tx, "host.up", LOOP, now, host=name, old=was.value, new="up")
+            )
+        self._publish_host(name)
+        context.wake()
+
+    def _greet(self, tx: Tx, name: str, welcome: Welcome, now: int) -> bool:
+        """Write down who the host is; True when it lost its memory within the same boot."""
+        old = rows.get(tx.connection, name)
+        settings = self._context.settings.hosts.get(name)
+        facts = asdict(welcome.facts)
+        values: dict[str, Any] = {
+            "state_id": welcome.state_id,
+            "boot_id": welcome.boot_id,
+            "max_fence": welcome.max_fence,
+            "facts": rows.facts_text(facts),
+            "last_seen_at_ms": now,
+            "cpu_places": settings.cpu_jobs if settings else 2,
+        }
+        same_state = old is not None and old["state_id"] == welcome.state_id
+        if not same_state:
+            values["control_seq"] = 0
+        if rows.put(tx, name, now, **values):
+            events.append(tx, "host.added", LOOP, now, host=name, new=welcome.facts.hostname)
+        amnesia = (
+            old is not None and old["state_id"] is not None and not same_state and old["boot_id"] == welcome.boot_id
+        )
+        if amnesia:
+            events.append(tx, "host.amnesia", LOOP, now, severity="critical", host=name, old=old["state_id"] if old else None,
+                          new=welcome.state_id, reason="the host's state directory is another one within the same boot")  # fmt: skip
+        # no fence may repeat, whatever past this database has: start above everything the host has seen
+        meta.lift(tx, "fence", welcome.max_fence)
+        self._greet_cards(tx, name, welcome.cards, now)
+        return amnesia
+
+    def _greet_cards(self, tx: Tx, name: str, cards: tuple[CardState, ...], now: int) -> None:
+        settings = self._context.settings.hosts.get(name)
+        for card in cards:
+            pool = self._context.settings.default_pool if settings is None else settings.pool
+            shares = 1
+            if settings is not None:
+                pool = settings.pools_by_gpu.get(card.uuid, settings.pools_by_gpu.get(str(card.index), pool))
+                shares = settings.shares.get(card.uuid, settings.shares.get(str(card.index), 1))
+            new, other = rows.put_gpu(
+                tx, card.uuid, name, now, idx=card.index, name=clean(card.name, 120), memory_mib=card.memory_mib,
+                capability=card.compute_capability or "", pool=pool, shares=shares, simulated=int(card.simulated),
+            )  # fmt: skip
+            if other is not None:
+                events.append(tx, "gpu.changed", LOOP, now, severity="critical", host=name, gpu_uuid=card.uuid, new="refused",
+                              reason=f"the card belongs to host {other} already")  # fmt: skip
+            if new:
+                events.append(
+                    tx, "gpu.added", LOOP, now, host=name, gpu_uuid=card.uuid, pool=pool, new=clean(card.name, 120)
+                )
+        rows.absent(tx, name, [card.uuid for card in cards])
+
+    async def _settle_attempt(
+        self, host: Host, attempt: sqlite3.Row, report: AttemptReport | None, welcome: Welcome, amnesia: bool
+    ) -> None:
+        """An attempt that the records call alive: what does the host say of it?"""
+        attempt_id = attempt["id"]
+        if report is not None:
+            if attempt["job_state"] == "stopping" and report.state in ("starting", "running"):
+                await self._jobs.carry_out_stop(attempt["job_id"])
+            return
+        rebooted = attempt["boot_id"] is not None and attempt["boot_id"] != welcome.boot_id
+        if rebooted:
+            await self._take(
+                host.name, AttemptReport(attempt_id, "lost", clean=True, message="the host was restarted while it ran")
+            )
+        elif amnesia:
+            # "not here" means nothing now: it may run on; a person, or the host's sweep, has to tell
+            await self._lose(host.name, "the host lost its memory of what it runs", only=attempt_id)
+        elif attempt["state"] in ("intended", "starting") and attempt["job_state"] == "deploying":
+            self._context.background_task(placing.start_attempt(self._context, attempt_id))
+        elif attempt["job_state"] == "stopping":
+            await self._jobs.carry_out_stop(attempt["job_id"])
+        else:
+            answer = await host.probe(attempt_id)
+            if answer.state == "unknown":
+                answer = AttemptReport(attempt_id, "lost", message="the host knows nothing of it any more")
+            await self._take(host.name, answer)
+
+    async def _settle_leases(self, host: Host, welcome: Welcome) -> None:
+        context = self._context
+
+        def read(c: sqlite3.Connection) -> list[sqlite3.Row]:
+            return c.execute(
+                "SELECT DISTINCT l.id, l.kind, l.state, l.fence FROM lease l JOIN lease_slot s ON s.lease_id = l.id"
+                " WHERE s.host = ? AND s.use <> 'freed' ORDER BY l.fence",
+                (host.name,),
+            ).fetchall()
+
+        held = await context.db.read(read)
+        living = {row["id"] for row in held if row["state"] in ("leased", "running")}
+        for lease_id in welcome.holds:
+            if lease_id not in living:
+                await host.unhold(lease_id)
+        for row in held:
+            if row["id"] in living and row["kind"] == "direct" and row["id"] not in welcome.holds:
+                slots = by_host(await context.db.read(lambda c, i=row["id"]: leases.slots(c, i)))[host.name]  # type: ignore[misc]
+                if any(s.uuid != "cpu" for s in slots):
+                    try:
+                        await host.hold(row["id"], row["fence"], slots)
+                    except HostRefused as refused:
+                        # the holder has the lease; what else is on the card is for a person to see
+                        log.warning("lease %s cannot be kept on %s: %s", row["id"], host.name, refused)
+            elif row["id"] not in living:
+                context.background_task(self._leases.free_on_host(row["id"]))
+
+    # ---- what a host reports
+
+    def report(self, host: str, name: str, seq: int, body: dict[str, Any]) -> asyncio.Future[Any]:
+        context, now = self._context, self._context.now()
+        if name == "attempt":
+            report = protocol.from_wire(AttemptReport, body)
+            done = context.db.submit(lambda tx: outcomes.take(tx, context, host, report, now, seq))
+            done.add_done_callback(lambda future: self._taken(host, report, future))
+            return done
+        if name == "clean":
+            check = protocol.from_wire(CleanCheck, body.get("check") or {"clean": False})
+            lease_id = str(body.get("lease_id", ""))
+
+            def clean_up(tx: Tx) -> None:
+                if (
+                    rows.take_seq(tx, host, seq)
+                    and check.clean
+                    and tx.one("SELECT 1 FROM lease WHERE id = ?", (lease_id,))
+                ):
+                    free_slots(tx, lease_id, now)
+
+            done = context.db.submit(clean_up)
+            done.add_done_callback(lambda future: context.wake())
+            return done
+        if name == "card":
+            self._see_card(host, protocol.from_wire(CardState, body), now)
+        return context.db.submit(lambda tx: rows.take_seq(tx, host, seq))
+
+    def _taken(self, host: str, report: AttemptReport, future: asyncio.Future[Any]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        self._context.wake()
+        if future.result() == "stray":
+            self._context.background_task(placing.stop_attempt(self._context, report.attempt_id, host, "evict", 10))
+        elif report.state in ("exited", "lost", "never") and not report.clean and report.lease_id:
+            self._context.background_task(self._leases.free_on_host(report.lease_id))
+
+    async def _take(self, host: str, report: AttemptReport) -> None:
+        context, now = self._context, self._context.now()
+        done = context.db.submit(lambda tx: outcomes.take(tx, context, host, report, now))
+        done.add_done_callback(lambda future: self._taken(host, report, future))
+        await done
+
+    def telemetry(self, host: str, name: str, body: dict[str, Any]) -> None:
+        if name == "cards":
+            cards, facts = read_cards(body)
+            self._see(host, cards, facts, self._context.now())
+
+    def _see(self, host: str, cards: tuple[CardState, ...], facts: HostFacts, now: int) -> None:
+        context = self._context
+        live = context.live.hosts.setdefault(host, LiveHost())
+        live.facts, live.at_ms = facts, now
+        seen = {card.uuid for card in cards}
+        for card in cards:
+            self._see_card(host, card, now)
+        for uuid, known in context.live.cards.items():
+            if known.host == host and uuid not in seen and known.state.state != "lost":
+                gone = CardState(known.state.index, uuid, known.state.name, known.state.memory_mib, state="lost", reason="the driver does not list it",
+                                 simulated=known.state.simulated)  # fmt: skip
+                self._see_card(host, gone, now)
+        self._publish_host(host)
+
+    def _see_card(self, host: str, card: CardState, now: int) -> None:
+        context = self._context
+        known = context.live.cards.get(card.uuid)
+        if known is not None and known.host != host:
+            return
+        context.live.cards[card.uuid] = LiveCard(card, host, now - card.observed_ago_ms)
+        if known is None or known.state.state != card.state:
+            context.keeper.observe_cards()
+            context.wake()
+            if known is not None or card.state != "ok":
+                self._card_changed(host, card, known.state.state if known else None, now)
+
+    def _card_changed(self, host: str, card: CardState, old: str | None, now: int) -> None:
+        severity = "info" if card.state == "ok" else "critical" if card.state in ("sick", "lost") else "warning"
+
+        def write(tx: Tx) -> None:
+            if tx.one("SELECT 1 FROM gpu WHERE uuid = ?", (card.uuid,)) is None:
+                self._greet_cards_one(tx, host, card, now)
+            events.append(tx, "gpu.changed", LOOP, now, severity=severity, host=host, gpu_uuid=card.uuid, old=old, new=card.state,
+                          reason=clean(card.reason or "", 300) or None)  # fmt: skip
+
+        async def note() -> None:
+            await self._context.db.write(write)
+
+        self._context.background_task(note())
+
+    def _greet_cards_one(self, tx: Tx, host: str, card: CardState, now: int) -> None:
+        settings = self._context.settings.hosts.get(host)
+        pool = settings.pool if settings else self._context.settings.default_pool
+        rows.put_gpu(tx, card.uuid, host, now, idx=card.index, name=clean(card.name, 120), memory_mib=card.memory_mib,
+                     capability=card.compute_capability or "", pool=pool, shares=1, simulated=int(card.simulated))  # fmt: skip
+        tx.dirty.add(("host", host))
+
+    def _publish_host(self, host: str) -> None:
+        addresses = {"cotenant://gpus", f"cotenant://hosts/{host}"}
+        addresses |= {
+            f"cotenant://hosts/{host}/gpus/{card.state.index}"
+            for card in self._context.live.cards.values()
+            if card.host == host
+        }
+        self._context.changes.publish(frozenset(addresses))
+
+    # ---- silence
+
+    async def lost(self, host: str, reason: str) -> None:
+        context = self._context
+        context.hosts.pop(host, None)
+        live = context.live.hosts.setdefault(host, LiveHost())
+        live.reason = self.refusals[host][1] if host in self.refusals else reason
+        if live.link is LinkState.UP:
+            log.warning("host %s: %s", host, reason)
+            live.link = LinkState.SUSPECT
+            self._down_since[host] = context.clock.monotonic_s()
+            context.keeper.observe_cards()
+            self._publish_host(host)
+        self._down_since.setdefault(host, context.clock.monotonic_s())
+
+    async def refused(self, host: str, code: str, message: str, detail: dict[str, Any]) -> None:
+        context, now = self._context, self._context.now()
+        if self.refusals.get(host, ("",))[0] == code:
+            return
+        self.refusals[host] = (code, f"{code}: {message}")
+        if isinstance(detail.get("incarnation"), int):
+            self.seen_incarnation[host] = detail["incarnation"]
+        log.error("host %s refuses this server: %s: %s", host, code, message)
+
+        def write(tx: Tx) -> None:
+            rows.put(tx, host, now)
+            events.append(
+                tx,
+                "host.refused",
+                LOOP,
+                now,
+                severity="critical",
+                host=host,
+                new=code,
+                reason=clean(message, 300),
+                args=detail,
+            )
+
+        await context.db.write(write)
+
+    async def order_take_over(self, caller: Caller, host: str, reason: str) -> dict[str, Any]:
+        """Move a host that refuses this server to this server's present; a person has decided that this is the right one.
+
+        The incarnation rises above what the host has seen; its fences are lifted into the records at the hello.
+        """
+        context, now = self._context, self._context.now()
+        link = self.links.get(host)
+        if link is None:
+            raise NotFound(f'there is no host "{clean(host, 64)}"', code="no_such_host", hint="list_hosts shows them.")
+        if host not in self.refusals:
+            raise Conflict(
+                f'host "{host}" does not refuse this server', code="not_refused", hint="Nothing has to be taken over."
+            )
+        seen = self.seen_incarnation.get(host, 0)
+
+        def write(tx: Tx) -> int:
+            meta.lift(tx, "incarnation", seen)
+            incarnation = meta.next_of(tx, "incarnation")
+            events.append(tx, "host.taken_over", caller, now, severity="critical", host=host, old=str(context.incarnation),
+                          new=str(incarnation), reason=reason)  # fmt: skip
+            return incarnation
+
+        context.incarnation = await context.db.write(write)
+        self.take_over.add(host)
+        link.retry_now()
+        return {"host": host, "incarnation": context.incarnation, "status": "taking over"}
+
+    async def _lose(self, host: str, reason: str, only: str | None = None) -> None:
+        """What runs on a host that does not answer is lost: not known, not failed."""
+        context, now = self._context, self._context.now()
+
+        def write(tx: Tx) -> None:
+            for attempt in jobs.attempts_on(tx.connection, host):
+                if (only is not None and attempt["id"] != only) or attempt["job_state"] in JOB_FINAL:
+                    continue
+                if attempt["state"] in ("running", "starting") and attempt["job_state"] in (
+                    "running",
+                    "deploying",
+                    "suspended",
+                ):
+                    jobs.move_attempt(tx, attempt["id"], AttemptState.LOST)
+                    jobs.move(tx, attempt["job_id"], JobState.LOST, now, epoch=attempt["epoch"], message=reason)
+                    job = jobs.get(tx, attempt["job_id"])
+                    events.append(tx, "job.lost", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"],
+                                  attempt_id=attempt["id"], host=host, old=attempt["job_state"], new="lost", reason=reason)  # fmt: skip
+            if only is None:
+                events.append(
+                    tx,
+                    "host.lost",
+                    LOOP,
+                    now,
+                    severity="warning",
+                    host=host,
+                    old="suspect",
+                    new="lost",
+                    reason=clean(reason, 300),
+                )
+
+        await context.db.write(write)
+
+    # ---- the tick
+
+    async def tick(self) -> None:
+        """Once a second: give hosts up that stayed away, pass stops on again, name what does not get clean."""
+        context, now = self._context, self._context.now()
+        for host, since in list(self._down_since.items()):
+            live = context.live.hosts.get(host)
+            if live is not None and live.link in (LinkState.SUSPECT, LinkState.CONNECTING):
+                if context.clock.monotonic_s() - since >= LOST_AFTER_S:
+                    live.link = LinkState.LOST
+                    context.keeper.observe_cards()
+                    await self._lose(host, live.reason or "no answer")
+                    self._publish_host(host)
+        due = await context.db.read(
+            lambda c: (
+                c.execute(
+                    "SELECT id FROM job WHERE state = 'stopping' AND changed_at_ms < ?", (now - 3000,)
+                ).fetchall(),
+                c.execute(
+                    "SELECT DISTINCT lease_id, use, min(since_ms) AS since_ms FROM lease_slot WHERE use IN ('cleaning', 'occupied')"
+                    " GROUP BY lease_id"
+                ).fetchall(),
+            )
+        )
+        stopping, unclean = due
+        for row in stopping:
+            self._once(f"stop {row['id']}", self._jobs.carry_out_stop(row["id"]))
+        for row in unclean:
+            if now - row["since_ms"] > 2000:
+                self._once(
+                    f"clean {row['lease_id']}", self._clean_or_name(row["lease_id"], row["use"], row["since_ms"], now)
+                )
+
+    def _once(self, key: str, work: Any) -> None:
+        """Start `work` unless the same is under way."""
+        if key in self._checking:
+            work.close()
+            return
+        self._checking.add(key)
+
+        async def guarded() -> None:
+            try:
+                await work
+            finally:
+                self._checking.discard(key)
+
+        self._context.background_task(guarded())
+
+    async def _clean_or_name(self, lease_id: str, use: str, since_ms: int, now: int) -> None:
+        context = self._context
+        slot_rows = await context.db.read(lambda c: leases.slots(c, lease_id))
+        for host, slots in by_host([row for row in slot_rows if row["use"] in ("cleaning", "occupied")]).items():
+            link = context.hosts.get(host)
+            if link is None:
+                continue
+            try:
+                check = CleanCheck(clean=True) if all(s.uuid == "cpu" for s in slots) else await link.unhold(lease_id)
+            except (Unreachable, OutcomeUnknown, HostRefused):
+                continue
+            if check.clean:
+                await self._leases.cleaned(lease_id, check)
+            elif use == "cleaning" and now - since_ms > OCCUPIED_AFTER_MS:
+                who = (
+                    ", ".join(
+                        f"pid {p.pid} ({p.user or 'unknown user'}, {p.memory_mib or '?'} MiB)" for p in check.unclean
+                    )
+                    or "memory that nobody explains"
+                )
+
+                def name_it(tx: Tx, who: str = who, host: str = host) -> None:
+                    lease = leases.get(tx, lease_id)
+                    leases.end_slots(tx, lease_id, "occupied", now, clean(who, 300))
+                    events.append(tx, "slot.occupied", LOOP, now, owner=lease["owner"], severity="critical", lease_id=lease_id, host=host,
+                                  pool=lease["pool"], reason=clean(who, 300))  # fmt: skip
+
+                await context.db.write(name_it)

@@ -1,0 +1,443 @@
+"""Jobs: submit, wait, cancel, retry, signal, hold. What the loop and the hosts do to them is in `placing` and `outcomes`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal as signals
+import sqlite3
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from cotenant.server.backends.base import HostRefused
+from cotenant.server.clock import iso
+from cotenant.server.control import placing
+from cotenant.server.control.context import Context, refusal_of, said, secret_refused
+from cotenant.server.control.leases import Leases, Progress, not_yours
+from cotenant.server.deciding.blockers import blockers, could_ever, would_start
+from cotenant.server.deciding.world import Ask
+from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict
+from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
+from cotenant.server.model.caller import Caller, may_operate, owns
+from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, PRIORITIES, AttemptState, JobState
+from cotenant.server.model.text import clean
+from cotenant.server.store import events, jobs, requests
+from cotenant.server.store.db import Tx, dumps
+from cotenant.server.store.views import Views
+from cotenant.server.store.worlds import needs_of
+
+log = logging.getLogger(__name__)
+
+#: Without a request_id an identical spec within this time is taken for a repeat (design section 5).
+SAME_SPEC_MS: Final = 180_000
+WAIT_MAX_S: Final = 45.0
+
+
+class Jobs:
+    """Use cases over jobs."""
+
+    def __init__(self, context: Context, views: Views, leases: Leases) -> None:
+        self._context = context
+        self._views = views
+        self._leases = leases
+
+    async def submit(
+        self,
+        caller: Caller,
+        spec: JobSpec,
+        *,
+        request_id: str | None = None,
+        when_full: Literal["refuse", "queue"] = "queue",
+        wait_s: float = 0,
+        dry_run: bool = False,
+        on_progress: Progress | None = None,
+    ) -> JobAnswer:
+        """Take a job in. It starts when the loop says so; with `wait_s` the answer waits for its end, 45 s at most.
+
+        Raises:
+            BadRequest: a value cannot be meant, or looks like a secret.
+            QuotaExceeded: more than the owner could ever hold; with when_full="refuse" also more than now.
+            Busy: nothing free now, with when_full="refuse".
+        """
+        context = self._context
+        if (found := spec.find_secret()) is not None:
+            raise secret_refused(*found)
+        pool = context.pool_of(caller, spec.pool)
+        spec = spec.model_copy(
+            update={
+                "pool": pool,
+                "name": said(spec.name, "name", 200) or spec.program,
+                "purpose": said(spec.purpose, "purpose", 2000),
+                "project": said(spec.project, "project", 200),
+                "experiment": said(spec.experiment, "experiment", 200),
+            }
+        )
+        priority = PRIORITIES[spec.priority]
+        context.check_priority(caller, priority)
+        hours_ms, hours_from = context.hours_ms(pool, spec.hours)
+        text = dumps(spec.model_dump(mode="json", exclude_defaults=True))
+        digest = requests.args_hash("submit_job", [text, when_full])
+        now = context.now()
+        job_id = context.ids.new("job", now)
+        ask = Ask(job_id, "job", caller.owner, caller.name, caller.human, pool, needs_of(spec), priority, now, hours_ms)
+        if dry_run or when_full == "refuse" or self._may_be_refused(pool, caller):
+            if (
+                answer := await self._try(
+                    caller, ask, spec, dry_run=dry_run, when_full=when_full, request_id=request_id, digest=digest
+                )
+            ) is not None:
+                return answer
+        row = {
+            "id": job_id,
+            "state": "queued",
+            "name": spec.name,
+            "caller": caller.name,
+            "owner": caller.owner,
+            "human": int(caller.human),
+            "pool": pool,
+            "priority": priority,
+            "spec": text,
+            "spec_hash": digest,
+            "hours_ms": hours_ms,
+            "hours_from": hours_from,
+            "attempts_left": spec.max_attempts,
+            "submitted_at_ms": now,
+            "queued_at_ms": now,
+            "changed_at_ms": now,
+        }
+
+        def write(tx: Tx) -> str:
+            known = requests.find(tx, caller.name, request_id, "submit_job", digest)
+            if known is None and request_id is None:
+                known = jobs.find_same(tx, caller.name, digest, now - SAME_SPEC_MS)
+            if known is not None:
+                return known
+            jobs.insert(tx, row)
+            requests.keep(tx, caller.name, request_id, "submit_job", digest, job_id, now)
+            events.append(
+                tx, "job.submitted", caller, now, job_id=job_id, pool=pool, new="queued", request_id=request_id,
+                args={"gpus": spec.gpus_min, "priority": spec.priority},
+            )  # fmt: skip
+            return job_id
+
+        kept = await context.db.write(write)
+        context.wake()
+        if wait_s > 0:
+            answer = await self.wait(caller, kept, min(wait_s, WAIT_MAX_S), on_progress)
+        else:
+            answer = await self._views.get_job(caller, kept)
+        return replace(answer, deduplicated=kept != job_id)
+
+    def _may_be_refused(self, pool: str, caller: Caller) -> bool:
+        """Whether the ask must be compared with caps and cards at submit.
+
+        Always: one that can never be met has to be told now. Kept apart so that it can be measured.
+        """
+        return True
+
+    async def _try(
+        self,
+        caller: Caller,
+        ask: Ask,
+        spec: JobSpec,
+        *,
+        dry_run: bool,
+        when_full: str,
+        request_id: str | None,
+        digest: str,
+    ) -> JobAnswer | None:
+        """Refuse what can never be; answer a dry run; with when_full="refuse" refuse what cannot be now. None = go on."""
+        context = self._context
+        now = ask.queued_at_ms
+        if request_id is not None:
+            known = await context.db.read(lambda c: requests.find(Tx(c), caller.name, request_id, "submit_job", digest))
+            if known is not None:
+                return replace(await self._views.get_job(caller, known), deduplicated=True)
+        async with context.deciding:
+            await context.keeper.refresh(now)
+            world = context.keeper.world()
+        if (never := self._never(world, ask)) is not None:
+            raise refusal_of(never, rooms=self._leases.rooms(caller, world, ask.pool))
+        if not dry_run and when_full == "queue":
+            return None
+        keys = would_start(world, ask, now, context.policy)
+        why = blockers(world, ask, now, context.policy) if keys is None else ()
+        if dry_run:
+            return self._views.dry_run(caller, ask, spec, keys, why, now)
+        if keys is None:
+            raise self._leases.refusal(caller, world, ask, why)
+        return None
+
+    def _never(self, world: Any, ask: Ask) -> Any:
+        """could_ever, remembered for equal asks while hosts, cards and rules stay the same."""
+        key = (world.hosts, ask.owner, ask.agent, ask.human, ask.pool, ask.needs, len(world.slots))
+        known = self._never_known
+        if known is not None and known[0] == key:
+            return None
+        found = could_ever(world, ask)
+        if found is None:
+            self._never_known = (key,)
+        return found
+
+    _never_known: tuple[Any] | None = None
+
+    async def wait(
+        self, caller: Caller, job_id: str, max_wait_s: float = WAIT_MAX_S, on_progress: Progress | None = None
+    ) -> JobAnswer:
+        """Until the job is final, at most `max_wait_s`; returns where it stands. Ending the wait never ends the job."""
+        context = self._context
+        end = context.clock.monotonic_s() + max_wait_s
+        while True:
+            ticket = context.turnstile.ticket(f"cotenant://jobs/{job_id}")
+            try:
+                state = await context.db.read(
+                    lambda c: c.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone()
+                )
+                left = end - context.clock.monotonic_s()
+                if state is None or state[0] in JOB_FINAL or left <= 0:
+                    return await self._views.get_job(caller, job_id)
+                if on_progress is not None:
+                    await on_progress(max_wait_s - left, max_wait_s, str(state[0]))
+                await asyncio.wait({ticket}, timeout=min(left, 10))
+            finally:
+                ticket.cancel()
+
+    # ---- ending
+
+    async def cancel(
+        self, caller: Caller, job_id: str, *, confirmed: bool = False, confirm_token: str | None = None, request_id: str | None = None,
+        reason: str = "",
+    ) -> CancelAnswer:  # fmt: skip
+        """Cancel a job. An agent is asked twice: pass `confirmed` where a door asked, or the token it was given.
+
+        Raises:
+            ConfirmationRequired: neither was given and the caller's token does not spare it (autopilot).
+            Forbidden: not the caller's.
+        """
+        context, now = self._context, self._context.now()
+        reason = said(reason, "reason", 500)
+
+        def write(tx: Tx) -> tuple[str, str]:
+            row = jobs.get(tx, job_id)
+            if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
+                raise not_yours(job_id)
+            if row["state"] in JOB_FINAL:
+                return "already_final", row["state"]
+            if row["state"] == "stopping" and row["stop_reason"] == "cancel":
+                return "stopping", "stopping"
+            how = (
+                "autopilot"
+                if caller.autopilot
+                else "twice"
+                if confirmed
+                else "person"
+                if may_operate(caller) and caller.door != "mcp"
+                else ""
+            )
+            if not how:
+                if confirm_token is None:
+                    raise ConfirmationRequired(f"{job_id} is {row['state']}", data={"state": row["state"]})
+                requests.spend(tx, caller.name, "cancel_job", job_id, row["state"], confirm_token, now)
+                how = "twice"
+            return order_stop(tx, caller, row, "cancel", now, confirmed=how, why=reason, request_id=request_id)
+
+        status, state = await context.db.write(write)
+        context.wake()
+        if state == "stopping":
+            await self.carry_out_stop(job_id)
+        said_it = {
+            "already_final": f"The job had ended before: {state}.",
+            "stopping": "Its processes are being stopped; wait_job tells when they are gone.",
+            "cancelled": "The job was waiting and is cancelled.",
+        }[status]
+        return CancelAnswer(job_id=job_id, status=status, state=state, message=said_it)
+
+    async def carry_out_stop(self, job_id: str) -> None:
+        """Pass an ordered stop to the host. Repeated by the loop until the host has taken it."""
+        context = self._context
+        row = await context.db.read(
+            lambda c: c.execute(
+                "SELECT a.id, a.host, j.spec, j.stop_reason FROM attempt a JOIN job j ON j.id = a.job_id"
+                " WHERE a.job_id = ? AND a.state <> 'ended' AND j.state = 'stopping'",
+                (job_id,),
+            ).fetchone()
+        )
+        if row is not None:
+            await placing.stop_attempt(
+                context, row["id"], row["host"], row["stop_reason"], json.loads(row["spec"]).get("stop_grace_s", 10)
+            )
+
+    async def retry(self, caller: Caller, job_id: str, *, request_id: str | None = None) -> JobAnswer:
+        """A final job once more, as a new job with the same spec; a held one is released."""
+        context = self._context
+        row = await context.db.read(lambda c: c.execute("SELECT * FROM job WHERE id = ?", (job_id,)).fetchone())
+        if row is None:
+            await self._views.get_job(caller, job_id)  # raises NotFound
+        if not owns(caller, owner=row["owner"], name=row["caller"]):
+            raise not_yours(job_id)
+        if row["state"] == "held":
+            return await self.unhold(caller, job_id, "retry")
+        if row["state"] not in JOB_FINAL:
+            raise Conflict(
+                f"{job_id} is {row['state']} and not over",
+                code="not_final",
+                hint="Wait for its end, or cancel_job first.",
+            )
+        spec = JobSpec.model_validate_json(row["spec"])
+        request_id = request_id or f"retry:{job_id}:{row['ended_at_ms']}"
+        return await self.submit(caller, spec, request_id=request_id)
+
+    async def signal(self, caller: Caller, job_id: str, signal: str, *, request_id: str | None = None) -> SignalAnswer:
+        """Send a signal to the processes of a running job.
+
+        Raises:
+            BadRequest: no such signal, or one that ends jobs (use cancel_job).
+            Conflict: no process runs.
+        """
+        context, now = self._context, self._context.now()
+        name = signal.upper() if signal.upper().startswith("SIG") else f"SIG{signal.upper()}"
+        allowed = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM", "SIGCONT", "SIGWINCH", "SIGQUIT")
+        if name not in allowed:
+            raise BadRequest(
+                f"{clean(signal, 40)!r} is not a signal that can be sent", code="bad_signal",
+                hint=f"Possible: {', '.join(allowed)}. cancel_job ends a job for certain.",
+            )  # fmt: skip
+        row = await context.db.read(
+            lambda c: c.execute(
+                "SELECT j.owner, j.caller, j.state, a.id AS attempt_id, a.host FROM job j"
+                " LEFT JOIN attempt a ON a.job_id = j.id AND a.state <> 'ended' WHERE j.id = ?",
+                (job_id,),
+            ).fetchone()
+        )
+        if row is None:
+            await self._views.get_job(caller, job_id)
+        if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
+            raise not_yours(job_id)
+        link = context.hosts.get(row["host"] or "")
+        if row["attempt_id"] is None or row["state"] not in ("running", "suspended", "stopping") or link is None:
+            raise Conflict(
+                f"{job_id} is {row['state']}: no process to signal", code="not_running", hint="get_job shows its state."
+            )
+        try:
+            await link.signal(row["attempt_id"], getattr(signals, name))
+        except HostRefused as refused:
+            raise Conflict(refused.message, code=refused.code, hint="get_job shows its state.") from refused
+
+        def write(tx: Tx) -> None:
+            events.append(tx, "job.signalled", caller, now, owner=row["owner"], job_id=job_id, attempt_id=row["attempt_id"],
+                          host=row["host"], new=name, request_id=request_id)  # fmt: skip
+
+        await context.db.write(write)
+        return SignalAnswer(job_id=job_id, attempt_id=row["attempt_id"], signal=name, delivered=True)
+
+    # ---- holding
+
+    async def hold(self, caller: Caller, job_id: str, reason: str, *, request_id: str | None = None) -> JobAnswer:
+        """Keep a waiting job from starting."""
+        context, now = self._context, self._context.now()
+        reason = said(reason, "reason", 500) or "held"
+
+        def write(tx: Tx) -> None:
+            row = self._own(tx, caller, job_id)
+            if row["state"] == "held":
+                return
+            if row["state"] not in ("queued", "preempted"):
+                raise Conflict(f"{job_id} is {row['state']}; only a waiting job can be held", code="not_waiting")
+            jobs.move(tx, job_id, JobState.HELD, now, held_reason=f"held by {caller.name}")
+            events.append(tx, "job.held", caller, now, owner=row["owner"], job_id=job_id, old=row["state"], new="held", reason=reason,
+                          request_id=request_id)  # fmt: skip
+
+        await context.db.write(write)
+        context.wake()
+        return await self._views.get_job(caller, job_id)
+
+    async def unhold(
+        self, caller: Caller, job_id: str, reason: str = "", *, request_id: str | None = None
+    ) -> JobAnswer:
+        """Let a held job queue again, at its old place; counts of quick failures start anew."""
+        context, now = self._context, self._context.now()
+        reason = said(reason, "reason", 500)
+
+        def write(tx: Tx) -> None:
+            row = self._own(tx, caller, job_id)
+            if row["state"] != "held":
+                return
+            jobs.move(tx, job_id, JobState.QUEUED, now, held_reason=None, quick_failures=0, not_before_ms=0,
+                      attempts_left=max(1, row["attempts_left"]))  # fmt: skip
+            events.append(tx, "job.unheld", caller, now, owner=row["owner"], job_id=job_id, old="held", new="queued", reason=reason,
+                          request_id=request_id)  # fmt: skip
+
+        await context.db.write(write)
+        context.wake()
+        return await self._views.get_job(caller, job_id)
+
+    def _own(self, tx: Tx, caller: Caller, job_id: str) -> sqlite3.Row:
+        row = jobs.get(tx, job_id)
+        if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
+            raise not_yours(job_id)
+        return row
+
+
+def order_stop(
+    tx: Tx,
+    by: Caller,
+    row: sqlite3.Row,
+    reason: str,
+    now: int,
+    *,
+    confirmed: str = "",
+    why: str = "",
+    request_id: str | None = None,
+) -> tuple[str, str]:
+    """Record that a job must stop; returns (status, state). One without an attempt is over at once."""
+    if row["state"] in JOB_ACTIVE:
+        if row["state"] != "stopping":
+            jobs.move(tx, row["id"], JobState.STOPPING, now, stop_reason=reason, stop_confirmed=confirmed)
+        else:
+            jobs.update(tx, row["id"], stop_reason=reason, stop_confirmed=confirmed)
+        live = jobs.live_attempt(tx, row["id"])
+        assert live is not None, "an active job has an attempt"
+        jobs.move_attempt(tx, live["id"], AttemptState.STOPPING, stop_reason=reason)
+        events.append(
+            tx, "job.stopping", by, now, owner=row["owner"], job_id=row["id"], attempt_id=live["id"], host=live["host"], old=row["state"],
+            new="stopping", reason=why or reason, request_id=request_id, args={"confirmed": confirmed, "stop": reason},
+        )  # fmt: skip
+        return "stopping", "stopping"
+    jobs.move(tx, row["id"], JobState.CANCELLED, now, stop_reason=reason, stop_confirmed=confirmed, held_reason=None,
+              message=f"cancelled by {by.name} before it started")  # fmt: skip
+    events.append(
+        tx, "job.cancelled", by, now, owner=row["owner"], job_id=row["id"], old=row["state"], new="cancelled", reason=why or reason,
+        request_id=request_id, args={"confirmed": confirmed},
+    )  # fmt: skip
+    return "cancelled", "cancelled"
+
+
+class Confirmations:
+    """Questions that are asked before a final act: bound to caller, act, object and its state; answered once."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def mint(self, caller: Caller, act: str, object_id: str) -> tuple[str, str]:
+        """(token, until when it may be given back as ISO time). The object's state now is part of the question."""
+        context, now = self._context, self._context.now()
+        secret = f"yes_{context.ids.secret(16)}"
+
+        def write(tx: Tx) -> int:
+            row = jobs.get(tx, object_id)
+            if row["state"] in JOB_FINAL:
+                raise Conflict(f"{object_id} has ended already: {row['state']}", code="already_final")
+            return requests.ask(tx, caller.name, act, object_id, row["state"], secret, now)
+
+        return secret, iso(await context.db.write(write))
+
+    async def spend(self, caller: Caller, act: str, object_id: str, token: str) -> None:
+        """Use a token up outside an act's own transaction; prefer the act's `confirm_token`."""
+        context, now = self._context, self._context.now()
+
+        def write(tx: Tx) -> None:
+            requests.spend(tx, caller.name, act, object_id, jobs.get(tx, object_id)["state"], token, now)
+
+        await context.db.write(write)

@@ -1,0 +1,346 @@
+"""What hosts say about attempts, taken into the records: who may move a job, what an end means, who gets another try."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sqlite3
+from typing import Any, Final
+
+from cotenant.hostd.protocol import AttemptReport, ExitRecord, to_wire
+from cotenant.server.backends.base import HostRefused
+from cotenant.server.control.context import Context
+from cotenant.server.control.leases import end_lease
+from cotenant.server.model.caller import LOOP
+from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LeaseState
+from cotenant.server.store import events, jobs, leases, meta
+from cotenant.server.store.db import Tx, dumps
+
+log = logging.getLogger(__name__)
+
+#: Seconds before the next attempt, by how many were made (design section 5).
+BACK_OFF_S: Final = (30, 60, 120)
+#: An attempt that fails within this time of its start counts as a quick failure; three of them hold the job.
+QUICK_MS: Final = 60_000
+QUICK_FAILURES: Final = 3
+#: Refusals of a start that say nothing about the job: it simply waits on, and they are no attempt of it.
+NOT_THE_JOBS_FAULT: Final = frozenset(
+    {"occupied", "sick", "unverified", "no_such_card", "locked", "needs_floor", "stale_fence", "storage"}
+)
+
+
+async def attempt_report(context: Context, host: str, report: AttemptReport, seq: int | None = None) -> None:
+    """Take one report in; see `take`."""
+    now = context.now()
+    await context.db.write(lambda tx: take(tx, context, host, report, now, seq))
+    context.wake()
+
+
+def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, seq: int | None = None) -> str | None:
+    """Move attempt, job and lease to what the host says, in one transaction. Repeats change nothing.
+
+    Answers "stray" for an attempt that has no right to run and must be stopped.
+
+    Only the newest attempt moves its job; an older one's report is kept with the attempt and leaves `write.stale`.
+    """
+    if (
+        seq is not None
+        and tx.changes("UPDATE host SET control_seq = ? WHERE name = ? AND control_seq < ?", (seq, host, seq)) == 0
+    ):
+        return None
+    attempt = jobs.find_attempt(tx, report.attempt_id)
+    if attempt is None:
+        if report.state in ("starting", "running", "stopping"):
+            return adopt(tx, host, report, now)
+        return None
+    if attempt["state"] == "ended":
+        _clean(tx, attempt, report, now)
+        return None
+    job = jobs.get(tx, attempt["job_id"])
+    newest = attempt["epoch"] == job["epoch"] and job["state"] not in JOB_FINAL
+    if not newest:
+        tx.execute("UPDATE attempt SET superseded = 1 WHERE id = ?", (attempt["id"],))
+        events.append(
+            tx, "write.stale", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=attempt["id"], host=host,
+            new=report.state, reason="a newer attempt owns the job, or it is over",
+        )  # fmt: skip
+    if report.state in ("running", "starting") or (report.state == "stopping" and attempt["state"] != "stopping"):
+        if newest:
+            _running(tx, attempt, job, report, now)
+        else:
+            jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING)
+    elif report.state in ("exited", "lost", "never"):
+        _ended(tx, context, attempt, job, report, now, newest)
+    return None
+
+
+def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptReport, now: int) -> None:
+    facts = {"pid": report.pid, "start_ticks": report.start_ticks, "boot_id": report.boot_id}
+    started = attempt["started_at_ms"] or now - (report.running_for_ms or 0)
+    if job["state"] == "stopping":
+        # the stop was ordered before the start was known; the stop goes on
+        tx.execute(
+            "UPDATE attempt SET pid = ?, start_ticks = ?, boot_id = ?, started_at_ms = ? WHERE id = ?",
+            (*facts.values(), started, attempt["id"]),
+        )
+        return
+    if report.state == "starting":
+        if attempt["state"] == "intended":
+            jobs.move_attempt(tx, attempt["id"], AttemptState.STARTING, **facts)
+        return
+    if attempt["state"] == "running" and job["state"] == "running":
+        return
+    jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING, started_at_ms=started, **facts)
+    jobs.move(
+        tx, job["id"], JobState.RUNNING, now, epoch=attempt["epoch"], started_at_ms=job["started_at_ms"] or started
+    )
+    lease = leases.get(tx, attempt["lease_id"])
+    if lease["state"] == "leased":
+        leases.move(tx, lease["id"], LeaseState.RUNNING)
+    events.append(
+        tx, "job.running", LOOP, now, owner=job["owner"], job_id=job["id"], attempt_id=attempt["id"], lease_id=lease["id"],
+        host=attempt["host"], old=job["state"], new="running",
+    )  # fmt: skip
+
+
+def _ended(
+    tx: Tx, context: Context, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptReport, now: int, newest: bool
+) -> None:
+    record = report.exit or ExitRecord()
+    failure, message = classify(report, record)
+    code = record.code if report.exit is not None else None
+    jobs.move_attempt(
+        tx, attempt["id"], AttemptState.ENDED, ended_at_ms=now, exit=dumps(to_wire(record)) if report.exit else None, exit_code=code,
+        failure_class=failure, message=message, pid=report.pid or attempt["pid"], start_ticks=report.start_ticks or attempt["start_ticks"],
+        boot_id=report.boot_id or attempt["boot_id"],
+        # one that ended before its start was reported ran all the same
+        started_at_ms=attempt["started_at_ms"] or (now - int(record.duration_s * 1000) if report.exit and not record.exec_error else None),
+    )  # fmt: skip
+    lease = leases.get(tx, attempt["lease_id"])
+    if lease["state"] in ("leased", "running"):
+        end_lease(tx, LOOP, lease, LeaseState.RELEASED, failure or "succeeded", now, clean=bool(report.clean))
+    if newest:
+        settle(
+            tx, context, jobs.get(tx, job["id"]), attempt, failure, message, code, now, started=report.state != "never"
+        )
+
+
+def _clean(tx: Tx, attempt: sqlite3.Row, report: AttemptReport, now: int) -> None:
+    """A repeat of an end: it may bring the word that the slots are clean by now."""
+    if report.clean:
+        leases.end_slots(tx, attempt["lease_id"], "freed", now)
+
+
+def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str]:
+    """(failure class, or None for success; what happened in a sentence of ours)."""
+    if report.state == "never":
+        return "start", report.message or "it was stopped before it started"
+    if report.state == "lost":
+        return "lost", report.message or "its supervisor died: the process is gone and its exit code is not known"
+    if record.exec_error is not None:
+        return "start", f"the command could not be started: {record.exec_error}"
+    if record.reason == "time_limit":
+        return "time_limit", f"stopped at its time limit after {record.duration_s:.0f} s"
+    if record.reason in ("cancel", "evict", "preempt", "self_stop"):
+        return ("preempted" if record.reason == "preempt" else "signal"), f"stopped: {record.reason}"
+    if record.code == 0:
+        return None, "ended with 0"
+    if record.sender == "kernel_oom":
+        return "oom", "killed by the kernel: the host ran out of memory"
+    if record.signal is not None:
+        return "signal", f"ended by signal {record.signal} from {record.sender or 'outside'}"
+    return "code", f"ended with exit code {record.code}"
+
+
+def settle(
+    tx: Tx, context: Context, job: sqlite3.Row, attempt: sqlite3.Row, failure: str | None, message: str, code: int | None, now: int, *,
+    started: bool = True,
+) -> None:  # fmt: skip
+    """What becomes of a job whose newest attempt has ended: final, another try, or on hold."""
+    spec = JobSpec.model_validate_json(job["spec"])
+    values: dict[str, Any] = {"exit_code": code, "failure_class": failure, "message": message}
+    about: dict[str, Any] = {
+        "owner": job["owner"],
+        "job_id": job["id"],
+        "attempt_id": attempt["id"],
+        "host": attempt["host"],
+        "old": job["state"],
+    }
+    stop = job["stop_reason"] if job["state"] == "stopping" else None
+    if stop in ("cancel", "evict"):
+        # a job that came to its own good end before the stop reached it did succeed
+        if failure is None:
+            _finish(tx, job, JobState.SUCCEEDED, now, values, about)
+        else:
+            by = "evicted" if stop == "evict" else "cancelled"
+            _finish(
+                tx,
+                job,
+                JobState.CANCELLED,
+                now,
+                {**values, "failure_class": None, "message": f"{by}: {message}"},
+                about,
+            )
+        return
+    if failure is None:
+        _finish(tx, job, JobState.SUCCEEDED, now, values, about)
+        return
+    quick = started and attempt["started_at_ms"] is not None and now - attempt["started_at_ms"] < QUICK_MS
+    quick_failures = job["quick_failures"] + 1 if quick else 0
+    left = job["attempts_left"] - 1
+    if left <= 0 or failure not in spec.retry_on:
+        if left > 0:
+            values["message"] = f"{message}; class {failure} is not in retry_on"
+        _finish(tx, job, JobState.FAILED, now, {**values, "attempts_left": max(left, 0)}, about)
+        return
+    again: dict[str, Any] = {**values, "attempts_left": left, "quick_failures": quick_failures}
+    if failure in ("gpu", "host", "lost"):
+        cards = [s["uuid"] for s in leases.slots(tx.connection, attempt["lease_id"]) if s["uuid"] != "cpu"]
+        at_fault = cards if failure == "gpu" else [attempt["host"]]
+        # with a single host or card, avoiding it would wait for ever
+        if _elsewhere(tx, job["pool"], at_fault, failure):
+            again["avoid"] = json.dumps(sorted({*json.loads(job["avoid"]), *at_fault}))
+    if quick_failures >= QUICK_FAILURES:
+        reason = f"{quick_failures} attempts failed within a minute of their start"
+        jobs.move(tx, job["id"], JobState.HELD, now, held_reason=reason, **again)
+        events.append(
+            tx, "job.held", LOOP, now, severity="warning", new="held", reason=reason, args={"class": failure}, **about
+        )
+        return
+    wait_s = BACK_OFF_S[min(spec.max_attempts - left, len(BACK_OFF_S)) - 1]
+    jobs.move(tx, job["id"], JobState.QUEUED, now, not_before_ms=now + wait_s * 1000, stop_reason=None, **again)
+    events.append(tx, "job.requeued", LOOP, now, severity="warning", new="queued", reason=message,
+                  args={"class": failure, "attempts_left": left, "back_off_s": wait_s}, **about)  # fmt: skip
+
+
+def _elsewhere(tx: Tx, pool: str, at_fault: list[str], failure: str) -> bool:
+    column = "uuid" if failure == "gpu" else "host"
+    marks = ", ".join("?" * len(at_fault)) or "''"
+    return (
+        tx.one(
+            f"SELECT 1 FROM gpu WHERE pool = ? AND present = 1 AND {column} NOT IN ({marks}) LIMIT 1", (pool, *at_fault)
+        )
+        is not None
+    )
+
+
+def _finish(tx: Tx, job: sqlite3.Row, to: JobState, now: int, values: dict[str, Any], about: dict[str, Any]) -> None:
+    jobs.move(tx, job["id"], to, now, **values)
+    tx.changed.add(f"cotenant://jobs/{job['id']}/log")
+    args = {"exit_code": values["exit_code"], "class": values["failure_class"]}
+    severity = "warning" if to is JobState.FAILED else "info"
+    events.append(
+        tx, f"job.{to.value}", LOOP, now, severity=severity, new=to.value, reason=values["message"], args=args, **about
+    )
+
+
+# ---- starts that were not made ----------------------------------------------------------------
+
+
+async def start_refused(context: Context, attempt_id: str, refused: HostRefused) -> None:
+    """The host will not start it. What is not the job's fault sends it back to its place in the queue."""
+    fault = refused.code not in NOT_THE_JOBS_FAULT
+    log.info("start of %s refused: %s %s", attempt_id, refused.code, refused.message)
+    await attempt_never(
+        context, attempt_id, "start" if fault else "host", f"{refused.code}: {refused.message}", counts=fault
+    )
+
+
+async def attempt_never(context: Context, attempt_id: str, failure: str, message: str, *, counts: bool = True) -> None:
+    """An intended attempt certainly never ran and never will."""
+    now = context.now()
+
+    def write(tx: Tx) -> None:
+        attempt = jobs.find_attempt(tx, attempt_id)
+        if attempt is None or attempt["state"] == "ended":
+            return
+        jobs.move_attempt(tx, attempt_id, AttemptState.ENDED, ended_at_ms=now, failure_class=failure, message=message)
+        lease = leases.get(tx, attempt["lease_id"])
+        if lease["state"] in ("leased", "running"):
+            end_lease(tx, LOOP, lease, LeaseState.RELEASED, "never started", now, clean=True)
+        job = jobs.get(tx, attempt["job_id"])
+        if job["epoch"] != attempt["epoch"] or job["state"] in JOB_FINAL:
+            return
+        if counts or job["state"] == "stopping":
+            settle(tx, context, job, attempt, failure, message, None, now, started=False)
+            return
+        jobs.move(tx, job["id"], JobState.QUEUED, now, not_before_ms=now + 5000, message=message)
+        events.append(
+            tx, "job.requeued", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=attempt_id,
+            host=attempt["host"], old=job["state"], new="queued", reason=message, args={"class": failure, "attempts_left": job["attempts_left"]},
+        )  # fmt: skip
+
+    await context.db.write(write)
+    context.wake()
+
+
+# ---- attempts that the records do not know ----------------------------------------------------
+
+
+def adopt(tx: Tx, host: str, report: AttemptReport, now: int) -> str | None:
+    """The host runs something of this cluster that the records do not have (an older database was put back).
+
+    It becomes a job again, with the fence it was started with, so that its cards are not given twice.
+    """
+    meta.lift(tx, "fence", report.fence)
+    pool = "default"
+    for slot in report.slots:
+        row = tx.one("SELECT pool FROM gpu WHERE uuid = ?", (slot.uuid,))
+        pool = row["pool"] if row is not None else pool
+    job = tx.one("SELECT * FROM job WHERE id = ?", (report.job_id,))
+    if job is None:
+        jobs.insert(
+            tx,
+            {
+                "id": report.job_id or f"job_{report.attempt_id[4:]}", "state": "queued", "name": "found on " + host, "caller": LOOP.name,
+                "owner": LOOP.owner, "human": 1, "pool": pool, "priority": 10, "spec": dumps({"command": ["(not known)"], "gpus": len(report.slots)}),
+                "spec_hash": "", "hours_ms": 24 * 3_600_000, "hours_from": "pool default", "attempts_left": 1,
+                "message": "found running; the records had lost it", "submitted_at_ms": now, "queued_at_ms": now, "changed_at_ms": now,
+            },
+        )  # fmt: skip
+        job = jobs.get(tx, report.job_id or f"job_{report.attempt_id[4:]}")
+    if job["state"] in JOB_FINAL or (job["epoch"] >= report.epoch and job["state"] != "queued"):
+        events.append(tx, "write.stale", LOOP, now, owner=job["owner"], severity="critical", job_id=job["id"], host=host, new=report.state,
+                      reason="the host runs an attempt that is older than the records; it is being stopped")  # fmt: skip
+        return "stray"
+    lease_id = report.lease_id or f"lse_{report.attempt_id[4:]}"
+    if tx.one("SELECT 1 FROM lease WHERE id = ?", (lease_id,)) is None:
+        held = tuple(
+            leases.HeldSlot(
+                host, s.uuid, s.share, s.shares, _index(tx, s.uuid), 840 // s.shares if s.uuid != "cpu" else 0
+            )
+            for s in report.slots
+        )
+        leases.insert(
+            tx,
+            {
+                "id": lease_id, "kind": "job", "state": "leased", "caller": job["caller"], "owner": job["owner"], "human": job["human"],
+                "pool": job["pool"], "priority": job["priority"], "needs": "{}", "gpus": len({s.uuid for s in report.slots} - {"cpu"}),
+                "units": sum(h.units for h in held), "fence": report.fence, "job_id": job["id"], "host": host, "hours_ms": job["hours_ms"],
+                "hours_from": job["hours_from"], "queued_at_ms": now, "granted_at_ms": now, "hard_end_at_ms": now + job["hours_ms"],
+            },
+            held,
+        )  # fmt: skip
+    epoch = max(report.epoch, job["epoch"] + 1)
+    jobs.insert_attempt(
+        tx,
+        {
+            "id": report.attempt_id, "job_id": job["id"], "epoch": epoch, "lease_id": lease_id, "fence": report.fence, "host": host,
+            "state": "intended", "created_at_ms": now,
+        },
+    )  # fmt: skip
+    jobs.move(tx, job["id"], JobState.DEPLOYING, now, fence=report.fence)
+    jobs.update(tx, job["id"], epoch=epoch)
+    events.append(tx, "job.found", LOOP, now, owner=job["owner"], severity="critical", job_id=job["id"], attempt_id=report.attempt_id,
+                  lease_id=lease_id, host=host, new="found", args={"fence": report.fence, "epoch": epoch})  # fmt: skip
+    attempt = jobs.find_attempt(tx, report.attempt_id)
+    assert attempt is not None
+    _running(tx, attempt, jobs.get(tx, job["id"]), dataclasses.replace(report, state="running"), now)
+    return None
+
+
+def _index(tx: Tx, uuid: str) -> int | None:
+    row = tx.one("SELECT idx FROM gpu WHERE uuid = ?", (uuid,))
+    return None if row is None else int(row[0])

@@ -1,0 +1,231 @@
+"""Carrying decisions out: the intent goes to disk first, then the host is asked."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+
+from cotenant.hostd.protocol import AttemptReport, SlotRef, StartSpec
+from cotenant.server.backends.base import HostRefused
+from cotenant.server.control import grants, outcomes
+from cotenant.server.control.context import Context
+from cotenant.server.deciding.world import Slot
+from cotenant.server.errors import OutcomeUnknown, Unreachable
+from cotenant.server.model.caller import LOOP
+from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.states import JobState, LeaseState
+from cotenant.server.store import events, jobs, leases, meta
+from cotenant.server.store.db import Tx
+
+log = logging.getLogger(__name__)
+
+
+async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], now: int) -> None:
+    """Record lease, attempt and intent in one transaction, then ask the host.
+
+    A decision that the rows no longer allow is dropped; the loop decides anew.
+    """
+    attempt_id = context.ids.new("attempt", now)
+    held = grants.held_slots(slots)
+    host = slots[0].host
+
+    def write(tx: Tx) -> sqlite3.Row | None:
+        row = tx.one("SELECT * FROM job WHERE id = ?", (job_id,))
+        if row is None or row["state"] not in ("queued", "preempted"):
+            return None
+        units = sum(s.units for s in slots)
+        numbers = grants.recheck(
+            tx,
+            context.settings,
+            pool=row["pool"],
+            owner=row["owner"],
+            caller=row["caller"],
+            human=bool(row["human"]),
+            units=units,
+        )
+        fence = meta.next_of(tx, "fence")
+        epoch = row["epoch"] + 1
+        leases.insert(
+            tx,
+            {
+                "id": lease_id, "kind": "job", "state": "leased", "caller": row["caller"], "owner": row["owner"], "human": row["human"],
+                "pool": row["pool"], "priority": row["priority"], "needs": "{}", "gpus": grants.cards(slots), "units": units,
+                "fence": fence, "job_id": job_id, "host": host, "hours_ms": row["hours_ms"], "hours_from": row["hours_from"],
+                "queued_at_ms": row["queued_at_ms"], "granted_at_ms": now, "hard_end_at_ms": now + row["hours_ms"],
+            },
+            held,
+        )  # fmt: skip
+        jobs.insert_attempt(
+            tx,
+            {
+                "id": attempt_id, "job_id": job_id, "epoch": epoch, "lease_id": lease_id, "fence": fence, "host": host,
+                "state": "intended", "created_at_ms": now,
+            },
+        )  # fmt: skip
+        if row["state"] == "preempted":
+            jobs.move(tx, job_id, JobState.QUEUED, now)
+        jobs.move(tx, job_id, JobState.DEPLOYING, now, epoch=None, fence=fence, held_reason=None)
+        jobs.update(tx, job_id, epoch=epoch)
+        events.append(
+            tx, "job.placed", LOOP, now, owner=row["owner"], job_id=job_id, attempt_id=attempt_id, lease_id=lease_id, host=host,
+            pool=row["pool"], old=row["state"], new="deploying",
+            args={"slots": grants.slots_for_event(held), "fence": fence, "epoch": epoch, "human": row["human"], **numbers},
+        )  # fmt: skip
+        return tx.one("SELECT * FROM attempt WHERE id = ?", (attempt_id,))
+
+    try:
+        attempt = await context.db.write(write)
+    except (sqlite3.IntegrityError, grants.GrantLost) as error:
+        log.info("the start of %s was decided on an older world: %s", job_id, error)
+        attempt = None
+    if attempt is None:
+        context.keeper.distrust()
+        context.wake()
+        return
+    await start_attempt(context, attempt_id)
+
+
+async def start_attempt(context: Context, attempt_id: str) -> None:
+    """Ask the host to start an intended attempt. Safe to repeat: hostd keys on the attempt's id."""
+    found = await context.db.read(lambda c: read_attempt(c, attempt_id))
+    if found is None or found[0]["state"] not in ("intended", "starting") or found[1]["state"] != "deploying":
+        return
+    attempt, job, slots = found
+    link = context.hosts.get(attempt["host"])
+    if link is None:
+        return  # the next hello of that host asks again
+    try:
+        spec = start_spec(context, attempt, job, slots)
+    except OSError as error:
+        await outcomes.attempt_never(context, attempt_id, "start", f"a secret's file cannot be read: {error.strerror}")
+        return
+    try:
+        report = await link.start(spec)
+    except HostRefused as refused:
+        await outcomes.start_refused(context, attempt_id, refused)
+    except Unreachable:
+        log.info("host %s is away: %s starts when it is back", attempt["host"], attempt_id)
+    except OutcomeUnknown:
+        log.info("host %s did not answer: %s is looked for when it is back", attempt["host"], attempt_id)
+    else:
+        await outcomes.attempt_report(context, attempt["host"], report)
+
+
+def read_attempt(
+    connection: sqlite3.Connection, attempt_id: str
+) -> tuple[sqlite3.Row, sqlite3.Row, list[sqlite3.Row]] | None:
+    """(attempt, its job, its lease's slots), or None."""
+    attempt = connection.execute("SELECT * FROM attempt WHERE id = ?", (attempt_id,)).fetchone()
+    if attempt is None:
+        return None
+    job = connection.execute("SELECT * FROM job WHERE id = ?", (attempt["job_id"],)).fetchone()
+    return attempt, job, leases.slots(connection, attempt["lease_id"])
+
+
+def start_spec(context: Context, attempt: sqlite3.Row, job: sqlite3.Row, slots: list[sqlite3.Row]) -> StartSpec:
+    """What the host is told.
+
+    Raises:
+        OSError: a secret's file cannot be read.
+    """
+    spec = JobSpec.model_validate_json(job["spec"])
+    host = context.settings.hosts.get(attempt["host"])
+    environment = dict(spec.env)
+    for name, value in (("COTENANT_PROJECT", spec.project), ("COTENANT_EXPERIMENT", spec.experiment)):
+        if value:
+            environment[name] = value
+    return StartSpec(
+        attempt_id=attempt["id"],
+        job_id=job["id"],
+        lease_id=attempt["lease_id"],
+        epoch=attempt["epoch"],
+        fence=attempt["fence"],
+        argv=tuple(spec.argv),
+        slots=tuple(SlotRef(s["uuid"], s["share"], s["shares"]) for s in slots),
+        env=environment,
+        secret_env={ref.env: Path(ref.file).read_text("utf-8").rstrip("\n") for ref in spec.secrets},
+        workdir=spec.workdir,
+        pty=spec.pty,
+        time_limit_s=job["hours_ms"] / 1000,
+        stop_grace_s=float(spec.stop_grace_s),
+        visible_by=host.cuda_visible_by if host else "index",
+    )
+
+
+async def stop_attempt(context: Context, attempt_id: str, host: str, reason: str, grace_s: float) -> None:
+    """Pass a stop to the host; a host that is away hears of it at its next hello."""
+    link = context.hosts.get(host)
+    if link is None:
+        return
+    try:
+        report: AttemptReport = await link.stop(attempt_id, reason, grace_s)
+    except HostRefused as refused:
+        log.warning("host %s refused to stop %s: %s", host, attempt_id, refused)
+    except (Unreachable, OutcomeUnknown) as error:
+        log.info("host %s did not take the stop of %s yet: %s", host, attempt_id, error)
+    else:
+        await outcomes.attempt_report(context, host, report)
+
+
+async def grant_claim(context: Context, lease_id: str, slots: list[Slot], now: int) -> bool:
+    """A claim that waited gets its slots; True once it is recorded."""
+    held = grants.held_slots(slots)
+
+    def write(tx: Tx) -> bool:
+        row = leases.get(tx, lease_id)
+        if row["state"] != LeaseState.QUEUED:
+            return False
+        units = sum(s.units for s in slots)
+        numbers = grants.recheck(
+            tx, context.settings, pool=row["pool"], owner=row["owner"], caller=row["caller"], human=bool(row["human"]), units=units,
+            own_lease=lease_id,
+        )  # fmt: skip
+        fence = meta.next_of(tx, "fence")
+        pickup = now + context.settings.pickup_s * 1000
+        values = {
+            "granted_at_ms": now, "hard_end_at_ms": now + row["hours_ms"], "pickup_by_ms": pickup, "expires_at_ms": None,
+            "fence": fence, "units": units, "gpus": grants.cards(slots), "host": slots[0].host,
+        }  # fmt: skip
+        leases.grant(tx, lease_id, held, values, now)
+        events.append(
+            tx, "lease.granted", LOOP, now, owner=row["owner"], lease_id=lease_id, host=slots[0].host, pool=row["pool"], old="queued",
+            new="leased", args={"slots": grants.slots_for_event(held), "fence": fence, "human": row["human"], **numbers},
+        )  # fmt: skip
+        return True
+
+    try:
+        done = await context.db.write(write)
+    except (sqlite3.IntegrityError, grants.GrantLost) as error:
+        log.info("the grant of %s was decided on an older world: %s", lease_id, error)
+        done = False
+    if not done:
+        context.keeper.distrust()
+        context.wake()
+    return done
+
+
+async def requeue_claim(context: Context, lease_id: str, *, twice: bool) -> None:
+    """A granted claim was not picked up: back to its place, or, the second time, over."""
+    now = context.now()
+
+    def write(tx: Tx) -> bool:
+        row = leases.get(tx, lease_id)
+        if row["state"] != LeaseState.LEASED or row["pickup_by_ms"] is None or row["pickup_by_ms"] > now:
+            return False
+        if twice:
+            leases.move(
+                tx, lease_id, LeaseState.EXPIRED, ended_at_ms=now, end_reason="not picked up twice", pickup_by_ms=None
+            )
+        else:
+            leases.move(
+                tx, lease_id, LeaseState.QUEUED, pickup_by_ms=None, missed_pickups=row["missed_pickups"] + 1, granted_at_ms=None,
+                hard_end_at_ms=None, units=0, host=None,
+            )  # fmt: skip
+        leases.end_slots(tx, lease_id, "freed", now)
+        kind = "lease.expired" if twice else "lease.requeued"
+        events.append(tx, kind, LOOP, now, owner=row["owner"], severity="warning", lease_id=lease_id, pool=row["pool"], old="leased",
+                      new="expired" if twice else "queued", reason="not picked up in time")  # fmt: skip
+        return True
+
+    await context.db.write(write)

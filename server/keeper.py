@@ -1,0 +1,222 @@
+"""Keeps the world in memory and reads again only the rows that a commit touched.
+
+A pass of the loop would otherwise read and parse every waiting job: with a thousand of them that costs more than
+all else together. The database stays the truth: `distrust` forgets everything and reads it anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from typing import cast, get_args
+
+from cotenant.hostd.protocol import CardState
+from cotenant.server.config import Settings
+from cotenant.server.deciding.world import Ask, Holding, HostView, Slot, SlotKey, SlotState, World
+from cotenant.server.live import Live
+from cotenant.server.model.states import LinkState
+from cotenant.server.store import hosts as host_rows
+from cotenant.server.store import worlds
+from cotenant.server.store.db import Database
+
+_SLOT_STATES = frozenset(get_args(SlotState))
+
+
+class Keeper:
+    """The world as of the newest commit that this process knows of."""
+
+    def __init__(self, db: Database, live: Live, settings: Settings) -> None:
+        self._db = db
+        self._live = live
+        self._settings = settings
+        self._all_dirty = True
+        self._dirty_jobs: set[str] = set()
+        self._dirty_leases: set[str] = set()
+        self._hosts_dirty = True
+        self.asks: dict[str, Ask] = {}
+        self.living: dict[str, Holding] = {}
+        self.ended: dict[str, Holding] = {}
+        self.uses: dict[SlotKey, tuple[str, str, str]] = {}
+        self._base: dict[SlotKey, Slot] = {}  # slots without their state
+        self._slots: dict[SlotKey, Slot] = {}
+        self._host_rows: list[sqlite3.Row] = []
+        self._hosts: tuple[HostView, ...] = ()
+        self._gpu_ms: tuple[tuple[str, int], ...] = ()
+        self._count_hours = any(o.gpu_hours is not None for o in settings.owners.values())
+        db.on_commit(self._committed)
+
+    def _committed(self, changed: set[str], dirty: set[tuple[str, str]]) -> None:
+        for kind, key in dirty:
+            if kind == "job":
+                self._dirty_jobs.add(key)
+            elif kind == "lease":
+                self._dirty_leases.add(key)
+            else:
+                self._hosts_dirty = True
+
+    def distrust(self) -> None:
+        """Read everything anew before the next decision."""
+        self._all_dirty = True
+
+    def observe_cards(self) -> None:
+        """Cards or links were seen in another state."""
+        for key, slot in self._base.items():
+            self._slots[key] = self._with_state(key, slot)
+        self._see_hosts()
+
+    async def refresh(self, now_ms: int) -> None:
+        """Bring the world up to the newest commit."""
+        if not (self._all_dirty or self._dirty_jobs or self._dirty_leases or self._hosts_dirty):
+            return
+        everything = self._all_dirty
+        jobs, leases, hosts = list(self._dirty_jobs), list(self._dirty_leases), self._hosts_dirty or everything
+        self._all_dirty = self._hosts_dirty = False
+        self._dirty_jobs.clear()
+        self._dirty_leases.clear()
+        try:
+            asks, held, host_data, hours = await self._db.read(
+                lambda c: self._read(c, everything, jobs, leases, hosts, now_ms)
+            )
+        except BaseException:
+            self._all_dirty = True
+            raise
+        living, ended, uses = held
+        if everything:
+            self.asks, self.living, self.ended, self.uses = asks, living, ended, uses
+        else:
+            for key in (*jobs, *leases):
+                self.asks.pop(key, None)
+            self.asks.update(asks)
+            for lease_id in leases:
+                old = self.living.pop(lease_id, None) or self.ended.pop(lease_id, None)
+                for slot_key in old.slots if old else ():
+                    if self.uses.get(slot_key, ("", lease_id, ""))[1] == lease_id:
+                        self.uses.pop(slot_key, None)
+                        self._touch(slot_key)
+            self.living.update(living)
+            self.ended.update(ended)
+            self.uses.update(uses)
+            for slot_key in uses:
+                self._touch(slot_key)
+        self._gpu_ms = hours
+        if host_data is not None:
+            self._host_rows, gpus = host_data
+            self._rebuild(gpus)
+
+    def _read(
+        self,
+        connection: sqlite3.Connection,
+        everything: bool,
+        jobs: list[str],
+        leases: list[str],
+        hosts: bool,
+        now_ms: int,
+    ) -> tuple[
+        dict[str, Ask],
+        tuple[dict[str, Holding], dict[str, Holding], dict[SlotKey, tuple[str, str, str]]],
+        tuple[list[sqlite3.Row], list[sqlite3.Row]] | None,
+        tuple[tuple[str, int], ...],
+    ]:
+        asks = worlds.asks(connection) if everything else worlds.asks(connection, jobs, leases)
+        held = worlds.holdings(connection, None if everything else leases)
+        host_data = (host_rows.all_hosts(connection), host_rows.all_gpus(connection)) if hosts else None
+        return asks, held, host_data, worlds.gpu_ms_24h(connection, now_ms) if self._count_hours else ()
+
+    def _rebuild(self, gpus: list[sqlite3.Row]) -> None:
+        base: dict[SlotKey, Slot] = {}
+        for gpu in gpus:
+            major, _, minor = (gpu["capability"] or "0.0").partition(".")
+            for share in range(gpu["shares"]):
+                slot = Slot(
+                    host=gpu["host"],
+                    uuid=gpu["uuid"],
+                    share=share,
+                    shares=gpu["shares"],
+                    index=gpu["idx"],
+                    pool=gpu["pool"],
+                    kind="gpu",
+                    memory_mib=gpu["memory_mib"] // gpu["shares"],
+                    model=gpu["name"],
+                    capability=int(major or 0) * 10 + int(minor or 0),
+                )
+                base[slot.key] = slot
+        for host in self._host_rows:
+            pool = (
+                self._settings.hosts[host["name"]].pool
+                if host["name"] in self._settings.hosts
+                else self._settings.default_pool
+            )
+            for place in range(host["cpu_places"]):
+                slot = Slot(host["name"], "cpu", place, host["cpu_places"], None, pool, "cpu", 0)
+                base[slot.key] = slot
+        self._base = base
+        self._slots = {key: self._with_state(key, slot) for key, slot in base.items()}
+        self._see_hosts()
+
+    def _touch(self, key: SlotKey) -> None:
+        if key in self._base:
+            self._slots[key] = self._with_state(key, self._base[key])
+
+    def _with_state(self, key: SlotKey, slot: Slot) -> Slot:
+        use = self.uses.get(key)
+        if use is not None:
+            return replace(slot, state=cast(SlotState, use[0]), lease_id=use[1], reason=use[2])
+        if slot.kind == "cpu":
+            return slot
+        card = self._live.cards.get(slot.uuid)
+        if card is None:
+            return replace(slot, state="lost", reason="not seen since the server started")
+        return replace(slot, state=_slot_state(card.state), reason=card.state.reason or "")
+
+    def _see_hosts(self) -> None:
+        views = []
+        for row in self._host_rows:
+            live = self._live.hosts.get(row["name"])
+            facts = live.facts if live else None
+            views.append(
+                HostView(
+                    name=row["name"],
+                    link=(live.link if live else LinkState.CONNECTING).value,
+                    mode=row["mode"],
+                    reason=row["mode_reason"] or (live.reason if live else ""),
+                    cpus=facts.cpus if facts else 0,
+                    memory_mib=facts.memory_mib * 9 // 10 if facts else 0,
+                    disk_mib=facts.disk_free_mib * 9 // 10 if facts else 0,
+                    driver=(facts.driver if facts else None) or "",
+                )
+            )
+        self._hosts = tuple(views)
+
+    def assume(self, ask_id: str | None, holding: Holding) -> None:
+        """Count a grant that is being written as made, so that the next decision does not give it again."""
+        if ask_id is not None:
+            self.asks.pop(ask_id, None)
+        self.living[holding.id] = holding
+        for key in holding.slots:
+            self.uses[key] = ("held", holding.id, "")
+            self._touch(key)
+
+    def world(self) -> World:
+        """Everything that `decide` looks at."""
+        return World(
+            hosts=self._hosts,
+            slots=tuple(self._slots.values()),
+            pools=tuple(self._settings.pools.values()),
+            owners=tuple(self._settings.owners.values()),
+            holdings=tuple(self.living.values()),
+            cleaning=tuple(self.ended.values()),
+            asks=tuple(self.asks.values()),
+            gpu_ms_24h=self._gpu_ms,
+        )
+
+    def slot(self, key: SlotKey) -> Slot:
+        return self._slots[key]
+
+    def slots(self) -> list[Slot]:
+        return list(self._slots.values())
+
+
+def _slot_state(card: CardState) -> SlotState:
+    if card.state == "ok":
+        return "free"
+    return cast(SlotState, card.state) if card.state in _SLOT_STATES else "unverified"

@@ -1,0 +1,36 @@
+"""What is known this moment and worth no disk: links, cards as last observed, who was seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cotenant.hostd.protocol import CardState, HostFacts
+from cotenant.server.model.states import LinkState
+
+
+@dataclass
+class LiveCard:
+    """A card as its host last described it; `at_ms` is when it was observed, by this server's clock."""
+
+    state: CardState
+    host: str
+    at_ms: int
+
+
+@dataclass
+class LiveHost:
+    """A host's link. `reason` says in words why it is not up."""
+
+    link: LinkState = LinkState.CONNECTING
+    reason: str = ""
+    facts: HostFacts | None = None
+    at_ms: int = 0
+
+
+@dataclass
+class Live:
+    """Owned by the composition root; written by `control.hosts` and `control.auth` only."""
+
+    hosts: dict[str, LiveHost] = field(default_factory=dict)
+    cards: dict[str, LiveCard] = field(default_factory=dict)
+    seen: dict[str, tuple[int, str | None]] = field(default_factory=dict)  # caller -> (at_ms, client)

@@ -1,0 +1,172 @@
+"""The loop: snapshot, decide, recheck and record, carry out. Woken by what happened; a slow tick once a second is the net."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from cotenant.server.control import grants, placing
+from cotenant.server.control.auth import Auth
+from cotenant.server.control.context import Context
+from cotenant.server.control.hosts import Hosts
+from cotenant.server.control.leases import Leases
+from cotenant.server.deciding.decide import decide
+from cotenant.server.deciding.world import Expire, Slot, Start
+from cotenant.server.errors import Unavailable
+from cotenant.server.model.caller import LOOP
+from cotenant.server.model.states import LeaseState
+from cotenant.server.store import events, leases, requests
+from cotenant.server.store.db import Tx
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+#: A tick this late means that the machine slept or the process was stopped: direct leases get their ttl anew.
+#: Half the shortest ttl, so that no lease can run out unseen.
+LATE_S: Final = 30.0
+_HOUSEKEEPING_EVERY_S: Final = 600.0
+
+
+class Loop:
+    """Owns the pass and the tick. `run` until cancelled."""
+
+    def __init__(self, context: Context, leases_: Leases, hosts: Hosts, auth: Auth) -> None:
+        self._context = context
+        self._leases = leases_
+        self._hosts = hosts
+        self._auth = auth
+        self._wake = asyncio.Event()
+        self._wake_at_ms: int | None = None
+        self.passes = 0
+        self.longest_pass_s = 0.0
+
+    def wake(self) -> None:
+        """Something happened that may change who can start."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        clock = self._context.clock
+        ticked = clock.monotonic_s()
+        housekept = ticked
+        while True:
+            timeout = max(0.0, ticked + TICK_S - clock.monotonic_s())
+            if self._wake_at_ms is not None:
+                timeout = min(timeout, max(0.0, (self._wake_at_ms - self._context.now()) / 1000))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
+            try:
+                if self._wake.is_set() or (self._wake_at_ms is not None and self._wake_at_ms <= self._context.now()):
+                    self._wake.clear()
+                    await self.step()
+                now = clock.monotonic_s()
+                if now - ticked >= TICK_S:
+                    if now - ticked > LATE_S:
+                        await self.renew_all(f"the server's tick was {now - ticked:.0f} s late")
+                    ticked = now
+                    await self._hosts.tick()
+                    await self._auth.flush_seen()
+                    if now - housekept >= _HOUSEKEEPING_EVERY_S:
+                        housekept = now
+                        at = self._context.now()
+                        await self._context.db.write(lambda tx: requests.forget_old(tx, at))
+            except Unavailable as error:
+                log.warning("the store refuses for now: %s", error)
+                await clock.sleep(TICK_S)
+            except Exception:
+                # one bad pass must not end the server; the next starts from the database
+                log.exception("a pass of the loop failed")
+                self._context.keeper.distrust()
+                await clock.sleep(TICK_S)
+
+    async def step(self) -> None:
+        """One pass: decide, and set in motion what was decided."""
+        context, now = self._context, self._context.now()
+        began = context.clock.monotonic_s()
+        async with context.deciding:
+            await context.keeper.refresh(now)
+            decided = decide(context.keeper.world(), now, context.policy)
+            changed = context.blockers.keys() ^ decided.blockers.keys()
+            context.blockers = dict(decided.blockers)
+            self._wake_at_ms = decided.wake_at_ms
+            for decision in decided.decisions:
+                if isinstance(decision, Start):
+                    self._start(decision, now)
+                elif isinstance(decision, Expire):
+                    self._expire(decision)
+        self.passes += 1
+        self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
+        if changed:
+            context.turnstile.turn(
+                frozenset(f"cotenant://{'leases' if i.startswith('lse') else 'jobs'}/{i}" for i in changed)
+            )
+
+    def _start(self, decision: Start, now: int) -> None:
+        context = self._context
+        ask = context.keeper.asks.get(decision.ask_id)
+        if ask is None:
+            return
+        slots = [context.keeper.slot(key) for key in decision.slots]
+        values = {
+            "owner": ask.owner, "caller": ask.agent, "human": ask.human, "pool": ask.pool, "granted_at_ms": now,
+            "hard_end_at_ms": now + ask.hours_ms, "priority": ask.priority,
+        }  # fmt: skip
+        lease_id = ask.id if decision.kind == "claim" else context.ids.new("lease", now)
+        context.keeper.assume(
+            ask.id,
+            grants.holding_of(
+                lease_id, decision.kind, decision.slots, values,
+                job_id=ask.id if decision.kind == "job" else None, cpus=ask.needs.cpus, memory_mib=ask.needs.memory_mib,
+                disk_mib=ask.needs.disk_mib,
+            ),
+        )  # fmt: skip
+        if decision.kind == "job":
+            context.background_task(placing.start_job(context, ask.id, lease_id, slots, now))
+        else:
+            context.background_task(self._grant(ask.id, slots, now))
+
+    async def _grant(self, lease_id: str, slots: list[Slot], now: int) -> None:
+        if await placing.grant_claim(self._context, lease_id, slots, now):
+            with contextlib.suppress(Exception):
+                await self._leases.take_on_host(lease_id)
+
+    def _expire(self, decision: Expire) -> None:
+        if decision.why in ("pickup", "pickup_twice"):
+            work: Coroutine[Any, Any, object] = self._requeue(decision.lease_id, decision.why == "pickup_twice")
+        else:
+            reason = "its ttl ran out without a heartbeat" if decision.why == "ttl" else "its hard end was reached"
+            work = self._leases.end(LOOP, decision.lease_id, LeaseState.EXPIRED, reason, only_if_due=decision.why)
+        self._context.background_task(work)
+
+    async def _requeue(self, lease_id: str, twice: bool) -> None:
+        await placing.requeue_claim(self._context, lease_id, twice=twice)
+        await self._leases.unhold_on_host(lease_id)
+        self._context.wake()
+
+    async def renew_all(self, reason: str) -> None:
+        """Downtime counts as a pause: every direct lease gets its whole ttl anew. Hard ends do not move."""
+        context, now = self._context, self._context.now()
+
+        def write(tx: Tx) -> None:
+            living = tx.all("SELECT id, ttl_s, hard_end_at_ms FROM lease WHERE kind = 'direct' AND state IN ('leased', 'running')"
+                            " AND expires_at_ms IS NOT NULL")  # fmt: skip
+            for row in living:
+                leases.update(tx, row["id"], expires_at_ms=min(now + row["ttl_s"] * 1000, row["hard_end_at_ms"]))
+            waiting = tx.all("SELECT id FROM lease WHERE state = 'leased' AND pickup_by_ms IS NOT NULL")
+            for row in waiting:
+                leases.update(tx, row["id"], pickup_by_ms=now + context.settings.pickup_s * 1000)
+            if living or waiting:
+                events.append(
+                    tx,
+                    "clock.jumped",
+                    LOOP,
+                    now,
+                    severity="warning",
+                    reason=reason,
+                    args={"leases": len(living) + len(waiting)},
+                )
+
+        await context.db.write(write)

@@ -1,0 +1,212 @@
+"""Builds what runs behind the doors: data directory, store, world, loop, links to hosts. Ends it in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import json
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from cotenant.server.backends.link import HostLink
+from cotenant.server.backends.local import LocalHostd
+from cotenant.server.clock import Clock, SystemClock
+from cotenant.server.config import Settings
+from cotenant.server.control import Control
+from cotenant.server.control.context import Context
+from cotenant.server.control.tokens import NAME, TOKEN_PREFIX, write_token
+from cotenant.server.deciding.world import Policy
+from cotenant.server.ids import Ids
+from cotenant.server.keeper import Keeper
+from cotenant.server.live import Live
+from cotenant.server.loop import Loop
+from cotenant.server.model.caller import LOOP, SCOPES
+from cotenant.server.store import callers, events, meta
+from cotenant.server.store.db import Database, DataLock, StoreRefused, Tx, refuse_network_file_system
+
+log = logging.getLogger(__name__)
+
+#: hostd on this machine is back within a second; nobody is spared by waiting longer.
+LOCAL_BACK_OFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+LOCAL_TOKEN: Final = "local.token"
+SERVER_FILE: Final = "server.json"
+DATABASE: Final = "control.db"
+
+
+@contextlib.asynccontextmanager
+async def services(settings: Settings, clock: Clock | None = None, ids: Ids | None = None) -> AsyncIterator[Control]:
+    """Everything behind the doors, running; on the way out what runs on hosts is left running.
+
+    Raises:
+        StoreRefused: the data directory cannot be used; the message says why.
+    """
+    clock, ids = clock or SystemClock(), ids or Ids()
+    prepare_directory(settings.data_dir)
+    lock = DataLock(settings.data_dir)
+    try:
+        db = await Database.open(settings.data_dir / DATABASE)
+        try:
+            cluster_id, incarnation = await db.write(lambda tx: _begin(tx, ids, clock.now_ms()))
+            live = Live()
+            context = Context(
+                db=db,
+                keeper=Keeper(db, live, settings),
+                live=live,
+                settings=settings,
+                clock=clock,
+                ids=ids,
+                cluster_id=cluster_id,
+                incarnation=incarnation,
+                start_nonce=secrets.token_hex(8),
+                policy=Policy(pickup_s=settings.pickup_s),
+            )
+            control = Control(context)
+            await control.auth.load()
+            await _local_token(control)
+            async with _running(control):
+                yield control
+            await db.write(lambda tx: events.append(tx, "server.stopped", LOOP, clock.now_ms(), old=str(incarnation)))
+        finally:
+            await db.close()
+    finally:
+        lock.release()
+
+
+@contextlib.asynccontextmanager
+async def _running(control: Control) -> AsyncIterator[None]:
+    context = control.context
+    loop = Loop(context, control.leases, control.hosts, control.auth)
+    context.wake = loop.wake
+
+    def committed(changed: set[str], dirty: set[tuple[str, str]]) -> None:
+        addresses = frozenset(changed)
+        context.turnstile.turn(addresses)
+        context.changes.publish(addresses)
+
+    context.db.on_commit(committed)
+    await loop.renew_all("the server was down")
+    tasks = [asyncio.create_task(loop.run(), name="loop")]
+    local = LocalHostd(
+        context.settings.data_dir / "hostd", context.settings.hosts["local"], context.settings.hostd_python
+    )
+    link = HostLink("local", local.connect, lambda: control.hosts.hello("local"), control.hosts, LOCAL_BACK_OFF_S)
+    control.hosts.links["local"] = link
+    tasks.append(asyncio.create_task(link.run(), name="link local"))
+    loop.wake()
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for work in tuple(context.background):
+            work.cancel()
+        await asyncio.gather(*context.background, return_exceptions=True)
+        if await context.db.read(_has_work):
+            local.forget_children()
+        else:
+            # a hostd with nothing to keep would only be left over
+            await asyncio.to_thread(local.end)
+
+
+def _has_work(connection: Any) -> bool:
+    return bool(
+        connection.execute(
+            "SELECT EXISTS (SELECT 1 FROM attempt WHERE state <> 'ended') OR EXISTS (SELECT 1 FROM lease_slot WHERE use <> 'freed')"
+        ).fetchone()[0]
+    )
+
+
+def _begin(tx: Tx, ids: Ids, now: int) -> tuple[str, int]:
+    """This start's identity: the cluster's id for ever, the incarnation one higher."""
+    cluster_id = meta.get(tx.connection, "cluster_id")
+    if cluster_id is None:
+        cluster_id = ids.new("cluster", now)
+        meta.put(tx, "cluster_id", cluster_id)
+    incarnation = meta.next_of(tx, "incarnation")
+    events.append(tx, "server.started", LOOP, now, new=str(incarnation))
+    return cluster_id, incarnation
+
+
+def prepare_directory(folder: Path) -> None:
+    """Make the data directory, for this user alone.
+
+    Raises:
+        StoreRefused: it cannot be made or written, or lies on a network file system.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = folder / ".probe"
+        probe.touch(0o600)
+        probe.unlink()
+    except OSError as error:
+        raise StoreRefused(
+            f"the data directory {folder} cannot be written ({error.strerror}): choose another --data"
+        ) from error
+    refuse_network_file_system(folder)
+
+
+# ---- the token of this machine's user ---------------------------------------------------------
+
+
+async def _local_token(control: Control) -> None:
+    """Keep DIR/local.token good: who can read the data directory is admin (design section 3)."""
+    path = control.context.settings.data_dir / LOCAL_TOKEN
+    with contextlib.suppress(OSError):
+        if control.auth.caller_of(path.read_text("ascii", "replace").strip(), door="cli") is not None:
+            return
+    now = control.context.now()
+    secret = await control.context.db.write(lambda tx: make_local_token(tx, control.context.ids, now))
+    write_private(path, secret + "\n")
+    await control.auth.load()
+
+
+def make_local_token(tx: Tx, ids: Ids, now: int) -> str:
+    """A token with every right for the unix user who runs the server; earlier ones of this kind are revoked."""
+    owner = unix_user()
+    name = f"{owner}@local"
+    for row in callers.revoke(tx, name, now):
+        events.append(tx, "token.revoked", LOOP, now, token_id=row["id"], old=name, reason="the file with it was lost")
+    values = {
+        "caller": name, "kind": "human", "owner": owner, "scopes": tuple(s for s in SCOPES if s != "report"), "toolset": "full", "pools": (),
+        "max_priority": 30, "autopilot": False, "own_only": False, "expires_at_ms": None,
+    }  # fmt: skip
+    token = write_token(tx, LOOP, values, ids, now)["token"]
+    assert token.startswith(TOKEN_PREFIX)
+    return str(token)
+
+
+def unix_user() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid{os.getuid()}"
+    return name if NAME.fullmatch(name) else f"uid{os.getuid()}"
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its user can read, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def announce(data_dir: Path, url: str) -> None:
+    """Tell local clients where the server is."""
+    write_private(data_dir / SERVER_FILE, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+
+
+def unannounce(data_dir: Path) -> None:
+    with contextlib.suppress(OSError):
+        (data_dir / SERVER_FILE).unlink()

@@ -1,0 +1,391 @@
+"""`control.db`: one writer that groups the commits of those who wait, and one connection that reads.
+
+A transaction is a plain function over a `Tx`, sent whole to the writer's thread: a thread hop a statement
+costs four times as much (docs/adr/0002). Within a group each transaction is a savepoint; answers, change
+notices and wake-ups follow the COMMIT only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import importlib.resources
+import json
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import aiosqlite
+
+from cotenant.server.errors import Unavailable
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+#: Transactions in one COMMIT at most, so that none waits for a long tail of others.
+GROUP_MAX: Final = 256
+#: File systems whose locks or shared memory SQLite's WAL mode cannot rely on (sqlite.org/wal.html, "network filesystem").
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "9p",
+        "afs",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.s3fs",
+        "ncpfs",
+    ]
+)
+_EXIT_STORAGE_FAILED: Final = 74  # EX_IOERR of sysexits.h
+
+
+class StoreRefused(RuntimeError):
+    """The data directory cannot be used; the message says why and what to do."""
+
+
+class Tx:
+    """One transaction on the writer's thread. Collects what changed, for those who are told after the COMMIT."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.changed: set[str] = set()  # resource addresses
+        self.dirty: set[tuple[str, str]] = set()  # (kind, id) rows that the keeper must read again
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        return self.connection.execute(sql, values)
+
+    def one(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Row | None:
+        row: sqlite3.Row | None = self.connection.execute(sql, values).fetchone()
+        return row
+
+    def all(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        return self.connection.execute(sql, values).fetchall()
+
+    def changes(self, sql: str, values: Sequence[Any] = ()) -> int:
+        """Execute, and say how many rows changed."""
+        return self.connection.execute(sql, values).rowcount
+
+
+class _Waiting:
+    __slots__ = ("error", "fn", "future", "result", "tx")
+
+    def __init__(self, fn: Callable[[Tx], Any], future: asyncio.Future[Any]) -> None:
+        self.fn = fn
+        self.future = future
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.tx: Tx | None = None
+
+
+class Database:
+    """Open with `await Database.open(...)`, close with `await close()`."""
+
+    def __init__(self, path: Path, writer: aiosqlite.Connection, reader: aiosqlite.Connection) -> None:
+        self.path = path
+        self._writer = writer
+        self._reader = reader
+        self._waiting: list[_Waiting] = []
+        self._wake = asyncio.Event()
+        self._listeners: list[Callable[[set[str], set[tuple[str, str]]], None]] = []
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self.groups = 0
+        self.transactions = 0
+
+    @classmethod
+    async def open(cls, path: Path) -> Database:
+        """Open or make the file, bring it to the newest migration, and start the writer.
+
+        Raises:
+            StoreRefused: network file system, a newer schema, or a file that is not ours.
+        """
+        refuse_network_file_system(path.parent)
+        writer = await aiosqlite.connect(path, isolation_level=None)
+        try:
+            await _in_thread(writer, _prepare)
+            await _in_thread(writer, migrate, path)
+            reader = await aiosqlite.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+        except BaseException:
+            await writer.close()
+            raise
+        reader.row_factory = sqlite3.Row
+        writer.row_factory = sqlite3.Row
+        self = cls(path, writer, reader)
+        self._task = asyncio.create_task(self._write_groups(), name="store writer")
+        return self
+
+    def on_commit(self, listener: Callable[[set[str], set[tuple[str, str]]], None]) -> None:
+        """Call `listener(changed addresses, dirty rows)` on the loop after each COMMIT, before the answers go out."""
+        self._listeners.append(listener)
+
+    async def write(self, fn: Callable[[Tx], T]) -> T:
+        """Run `fn` in a transaction and return its result once it is durable.
+
+        What `fn` raises undoes this transaction alone and is raised here. A cancelled caller does not undo
+        what was queued: it may be committed all the same.
+
+        Raises:
+            Unavailable: the disk is full (storage_full) or the store is closing.
+        """
+        return await self.submit(fn)
+
+    def submit(self, fn: Callable[[Tx], T]) -> asyncio.Future[T]:
+        """Put `fn` in line now and return its future: transactions are made in the order of these calls."""
+        if self._closing:
+            raise Unavailable("the server is shutting down", hint="Try again in a few seconds.")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(fn, future))
+        self._wake.set()
+        return future
+
+    async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `fn` over one consistent snapshot that holds at least all that was committed before the call."""
+        return await _in_thread(self._reader, _snapshot, fn)
+
+    async def close(self) -> None:
+        """Write out what waits, then close."""
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+        await self._reader.close()
+        await self._writer.close()
+
+    async def _write_groups(self) -> None:
+        while True:
+            await self._wake.wait()
+            group, self._waiting = self._waiting[:GROUP_MAX], self._waiting[GROUP_MAX:]
+            if not self._waiting and not self._closing:
+                self._wake.clear()
+            if not group:
+                if self._closing:
+                    return
+                continue
+            try:
+                await _in_thread(self._writer, _run_group, group)
+            except sqlite3.Error as error:
+                self._fail_group(group, error)
+                continue
+            self.groups += 1
+            self.transactions += len(group)
+            changed: set[str] = set()
+            dirty: set[tuple[str, str]] = set()
+            for item in group:
+                if item.error is None and item.tx is not None:
+                    changed |= item.tx.changed
+                    dirty |= item.tx.dirty
+            if changed or dirty:
+                for listener in self._listeners:
+                    listener(changed, dirty)
+            for item in group:
+                if item.future.cancelled():
+                    continue
+                if item.error is not None:
+                    item.future.set_exception(item.error)
+                else:
+                    item.future.set_result(item.result)
+
+    def _fail_group(self, group: list[_Waiting], error: sqlite3.Error) -> None:
+        """The COMMIT itself failed. A full disk refuses; anything else means that we no longer know what is on disk."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+            log.critical("the store failed to commit (%s): ending, so that nothing unwritten is believed", error)
+            logging.shutdown()
+            os._exit(_EXIT_STORAGE_FAILED)
+        for item in group:
+            if not item.future.cancelled():
+                item.future.set_exception(
+                    Unavailable(
+                        "the disk that holds the data directory is full; nothing was changed",
+                        code="storage_full",
+                        hint="A person has to free space there.",
+                        retry_after_s=60,
+                    )
+                )
+
+
+async def _in_thread(connection: aiosqlite.Connection, fn: Callable[..., T], *args: Any) -> T:
+    """Call `fn(sqlite3 connection, *args)` in the connection's own thread.
+
+    aiosqlite has no public way to send more than one statement at once; this is the one private call we make of it.
+    """
+    result: T = await connection._execute(fn, connection._conn, *args)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreRefused(
+            f"the data directory's file system does not allow SQLite's WAL mode (got {mode!r}): use a local disk"
+        )
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA busy_timeout=5000")
+    # A checkpoint stalls the group that meets it: let the log grow to 16 MiB before.
+    connection.execute("PRAGMA wal_autocheckpoint=4000")
+
+
+def _snapshot(connection: sqlite3.Connection, fn: Callable[[sqlite3.Connection], T]) -> T:
+    connection.execute("BEGIN")
+    try:
+        return fn(connection)
+    finally:
+        connection.execute("COMMIT")
+
+
+def _run_group(connection: sqlite3.Connection, group: list[_Waiting]) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for item in group:
+            connection.execute("SAVEPOINT one")
+            item.tx = Tx(connection)
+            try:
+                item.result = item.fn(item.tx)
+            except Exception as error:  # the transaction's own failure: undone alone, raised to its caller
+                item.error = error
+                if not connection.in_transaction:  # SQLite itself rolled everything back (disk full, I/O)
+                    raise
+                connection.execute("ROLLBACK TO one")
+            connection.execute("RELEASE one")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+# ---- opening ----------------------------------------------------------------------------------
+
+
+def migrations() -> list[tuple[int, str, str]]:
+    """(number, name, SQL) in order. Numbers have no gaps."""
+    folder = importlib.resources.files("cotenant.server.store") / "migrations"
+    found = []
+    for entry in folder.iterdir():
+        if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name):
+            found.append((int(match[1]), match[2], entry.read_text("utf-8")))
+    found.sort()
+    if [number for number, _, _ in found] != list(range(1, len(found) + 1)):
+        raise RuntimeError("migrations must be numbered from 0001 without gaps")
+    return found
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> int:
+    """Bring the schema to the newest version, each step in one transaction, with a backup before the first.
+
+    Raises:
+        StoreRefused: the file was written by a newer Cotenant, or is not one of ours.
+    """
+    steps = migrations()
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(steps):
+        raise StoreRefused(
+            f"{path} has schema {version}, this Cotenant knows {len(steps)}: install the newer version, or restore a backup"
+        )
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
+    if version == 0 and tables:
+        raise StoreRefused(f"{path} is an SQLite file that Cotenant did not make: choose another --data directory")
+    if 0 < version < len(steps):
+        backup = path.with_name(f"{path.name}.before-{version + 1:04d}")
+        with contextlib.closing(sqlite3.connect(backup)) as copy:
+            connection.backup(copy)
+        backup.chmod(0o600)
+    for number, _, sql in steps[version:]:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in _statements(sql):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+    return len(steps)
+
+
+def _statements(sql: str) -> list[str]:
+    """Single statements of a script; triggers hold semicolons, so SQLite itself says where one ends."""
+    out: list[str] = []
+    current = ""
+    for line in sql.splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            out.append(current)
+            current = ""
+    if current.strip():
+        raise RuntimeError(f"a migration ends inside a statement: {current[:80]!r}")
+    return out
+
+
+def refuse_network_file_system(folder: Path) -> None:
+    """
+    Raises:
+        StoreRefused: `folder` lies on a file system that other machines share.
+    """
+    kind = file_system_of(folder)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StoreRefused(
+            f"{folder} is on a network file system ({kind}), where SQLite can lose data: choose a local disk with --data"
+        )
+
+
+def file_system_of(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the file system that holds `folder`, such as ext4; empty when it cannot be told."""
+    try:
+        lines = mountinfo.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return ""
+    target = str(folder.resolve())
+    best, kind = "", ""
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        if len(fields) < 5 or not right:
+            continue
+        point = fields[4].encode().decode("unicode_escape")
+        inside = target == point or target.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):  # a later mount on the same point hides the earlier one
+            best, kind = point, right.split()[0]
+    return kind
+
+
+class DataLock:
+    """The data directory belongs to one server at a time; the lock ends with the process, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "lock"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip()
+            os.close(self._fd)
+            raise StoreRefused(
+                f"another server (pid {holder or 'unknown'}) uses the data directory {folder}: stop it, or choose another --data"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def dumps(value: Any) -> str:
+    """Canonical JSON: sorted keys, no blanks, so that equal values have equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

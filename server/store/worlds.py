@@ -1,0 +1,178 @@
+"""Rows as the scheduler sees them: asks that wait, leases that hold, cards and hosts."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+
+from cotenant.server.deciding.world import Ask, Holding, Needs, SlotKey
+from cotenant.server.model.spec import JobSpec
+
+_JOBS = "SELECT * FROM job WHERE state IN ('queued', 'held', 'preempted')"
+_CLAIMS = "SELECT * FROM lease WHERE state = 'queued'"
+_LIVING = (
+    "SELECT l.*, j.priority AS job_priority, j.state AS job_state, j.spec AS job_spec"
+    " FROM lease l LEFT JOIN job j ON j.id = l.job_id WHERE {where}"
+)
+
+
+def needs_of(spec: JobSpec, avoid: Iterable[str] = ()) -> Needs:
+    """What a job wants of its place. `avoid` holds hosts (names) and cards (UUIDs) that were at fault before."""
+    avoid = tuple(sorted(avoid))
+    cards = tuple(a for a in avoid if a.startswith(("GPU-", "MIG-", "SIM-")))
+    return Needs(
+        gpus_min=spec.gpus_min,
+        gpus_max=spec.gpus_max,
+        gpu_memory_mib=spec.gpu_memory_mib,
+        models=(spec.gpu_model,) if spec.gpu_model else (),
+        capability=_tenths(spec.compute_capability),
+        cuda=_cuda(spec.cuda),
+        driver=spec.driver,
+        cpus=spec.cpus,
+        memory_mib=spec.memory_mib,
+        disk_mib=spec.disk_mib,
+        avoid_hosts=tuple(a for a in avoid if a not in cards),
+        avoid_cards=cards,
+        prefer_hosts=spec.prefer,
+    )
+
+
+def _tenths(version: str) -> int:
+    major, _, minor = version.partition(".")
+    return int(major) * 10 + int(minor or 0) if version else 0
+
+
+def _cuda(version: str) -> int:
+    """12.4 as NVML counts it: 12040."""
+    major, _, minor = version.partition(".")
+    return int(major) * 1000 + int(minor or 0) * 10 if version else 0
+
+
+def needs_json(needs: Needs) -> str:
+    """A claim's wish for its row."""
+    given = {k: v for k, v in needs.__dict__.items() if v != getattr(Needs, k, None)}
+    return json.dumps(given, sort_keys=True)
+
+
+def needs_from_json(text: str) -> Needs:
+    given: dict[str, Any] = json.loads(text)
+    for key, value in given.items():
+        if isinstance(value, list):
+            given[key] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    return Needs(**given)
+
+
+def asks(
+    connection: sqlite3.Connection, job_ids: list[str] | None = None, lease_ids: list[str] | None = None
+) -> dict[str, Ask]:
+    """Everything that waits (both None), or what waits among the given jobs and leases, by id."""
+    out: dict[str, Ask] = {}
+    for row in _rows(connection, _JOBS, "id", job_ids, everything=job_ids is None and lease_ids is None):
+        spec = JobSpec.model_validate_json(row["spec"])
+        out[row["id"]] = Ask(
+            id=row["id"],
+            kind="job",
+            owner=row["owner"],
+            agent=row["caller"],
+            human=bool(row["human"]),
+            pool=row["pool"],
+            needs=needs_of(spec, json.loads(row["avoid"])),
+            priority=row["priority"],
+            queued_at_ms=row["queued_at_ms"],
+            hours_ms=row["hours_ms"],
+            held=row["held_reason"] or "" if row["state"] == "held" else "",
+            not_before_ms=row["not_before_ms"],
+            resumed=bool(row["resumed"]),
+        )
+    for row in _rows(connection, _CLAIMS, "id", lease_ids, everything=job_ids is None and lease_ids is None):
+        out[row["id"]] = Ask(
+            id=row["id"],
+            kind="claim",
+            owner=row["owner"],
+            agent=row["caller"],
+            human=bool(row["human"]),
+            pool=row["pool"],
+            needs=needs_from_json(row["needs"]),
+            priority=row["priority"],
+            queued_at_ms=row["queued_at_ms"],
+            hours_ms=row["hours_ms"],
+        )
+    return out
+
+
+def holdings(
+    connection: sqlite3.Connection, lease_ids: list[str] | None = None
+) -> tuple[dict[str, Holding], dict[str, Holding], dict[SlotKey, tuple[str, str, str]]]:
+    """(living leases, ended leases whose slots are not free, use of each taken slot as (use, lease id, detail)).
+
+    All of them, or those among `lease_ids`.
+    """
+    uses: dict[SlotKey, tuple[str, str, str]] = {}
+    of_lease: dict[str, list[SlotKey]] = {}
+    for row in _rows(
+        connection, "SELECT * FROM lease_slot WHERE use <> 'freed'", "lease_id", lease_ids, everything=lease_ids is None
+    ):
+        key = (row["host"], row["uuid"], row["share"])
+        uses[key] = (row["use"], row["lease_id"], row["detail"])
+        of_lease.setdefault(row["lease_id"], []).append(key)
+    living: dict[str, Holding] = {}
+    ended: dict[str, Holding] = {}
+    wanted = list(of_lease) if lease_ids is None else lease_ids
+    for row in _rows(connection, _LIVING.format(where="l.granted_at_ms IS NOT NULL"), "l.id", wanted, everything=False):
+        if row["state"] not in ("leased", "running") and row["id"] not in of_lease:
+            continue
+        cpus = memory = disk = 0
+        stop_s = 10
+        if row["job_spec"] is not None:
+            spec = json.loads(row["job_spec"])
+            cpus, memory, disk = spec.get("cpus", 0), spec.get("memory_mib", 0), spec.get("disk_mib", 0)
+            stop_s = spec.get("stop_grace_s", 10)
+        holding = Holding(
+            id=row["id"],
+            kind=row["kind"],
+            owner=row["owner"],
+            agent=row["caller"],
+            human=bool(row["human"]),
+            pool=row["pool"],
+            slots=tuple(of_lease.get(row["id"], ())),
+            granted_at_ms=row["granted_at_ms"],
+            hard_end_ms=row["hard_end_at_ms"],
+            expires_ms=row["expires_at_ms"] if row["kind"] == "direct" else None,
+            pickup_ms=row["pickup_by_ms"],
+            missed_pickups=row["missed_pickups"],
+            job_id=row["job_id"],
+            priority=row["priority"] if row["job_priority"] is None else row["job_priority"],
+            lost=row["job_state"] == "lost",
+            draining=bool(row["draining"]),
+            cpus=cpus,
+            memory_mib=memory,
+            disk_mib=disk,
+            stop_s=stop_s,
+        )
+        (living if row["state"] in ("leased", "running") else ended)[row["id"]] = holding
+    return living, ended, uses
+
+
+def gpu_ms_24h(connection: sqlite3.Connection, now_ms: int) -> tuple[tuple[str, int], ...]:
+    """Card-milliseconds that each owner held in the last 24 hours."""
+    since = now_ms - 24 * 3600 * 1000
+    rows = connection.execute(
+        "SELECT owner, sum((min(coalesce(ended_at_ms, ?), ?) - max(granted_at_ms, ?)) * units / 840) AS used FROM lease"
+        " WHERE granted_at_ms IS NOT NULL AND coalesce(ended_at_ms, ?) > ? GROUP BY owner ORDER BY owner",
+        (now_ms, now_ms, since, now_ms, since),
+    ).fetchall()
+    return tuple((row["owner"], int(row["used"] or 0)) for row in rows)
+
+
+def _rows(
+    connection: sqlite3.Connection, sql: str, column: str, ids: list[str] | None, *, everything: bool
+) -> Iterable[sqlite3.Row]:
+    if everything:
+        yield from connection.execute(sql)
+        return
+    joiner = " AND " if " WHERE " in sql else " WHERE "
+    for start in range(0, len(ids or ()), 500):
+        part = (ids or [])[start : start + 500]
+        yield from connection.execute(f"{sql}{joiner}{column} IN ({', '.join('?' * len(part))})", part)

@@ -41,9 +41,10 @@ from cotenant.hostd.supervisor import Supervisor
 SWEEP_S = 1.0
 #: A stop that is not over this long after its KILL is told as unkillable.
 UNKILLABLE_AFTER_S = 10.0
-#: How long logs and records of forgotten attempts stay.
-KEEP_LOGS_S = 14 * 86_400.0
-KEEP_RECORDS_S = 60 * 86_400.0
+#: How long the logs of forgotten attempts stay.
+KEEP_FORGOTTEN_S = 14 * 86_400.0
+#: How long after a start the files of the next are made: when its command has surely begun.
+MAKE_READY_AFTER_S = 0.01
 
 Report = Callable[[str, str, Any], None]
 
@@ -69,6 +70,7 @@ class Host:
         self._report = report
         self._starts: Dict[str, Tuple[str, asyncio.Future[AttemptReport]]] = {}
         self._tasks: Set[asyncio.Task[None]] = set()
+        self._closed = False
         self._card_told: Dict[str, Tuple[Any, ...]] = {}
         self._driver_told: Tuple[Any, ...] = (cards.driver.status, cards.driver.version)
 
@@ -86,7 +88,8 @@ class Host:
                 self._relock(uuid, attempt.id)
         for lease_id in self.state.endings:
             self._later(self._sweep_lease(lease_id))
-        self.attempts.sweep_ended(KEEP_LOGS_S, KEEP_RECORDS_S)
+        self.attempts.sweep_forgotten(KEEP_FORGOTTEN_S)
+        self._make_ready()
         self.supervisor.start_warm()
 
     def _relock(self, uuid: str, user: str) -> None:
@@ -111,10 +114,12 @@ class Host:
 
     async def close(self) -> None:
         """Stop watching; attempts run on."""
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.supervisor.close()
+        self.attempts.close()
         self.cards.close()
 
     # ---- requests
@@ -190,7 +195,15 @@ class Host:
                 self.attempts.discard(attempt)
             self.locks.release(attempt.id)
             raise error
+        self._make_ready_soon()
         return attempt.report()
+
+    def _make_ready_soon(self) -> None:
+        asyncio.get_running_loop().call_later(MAKE_READY_AFTER_S, self._make_ready)
+
+    def _make_ready(self) -> None:
+        if not self._closed and self.attempts.make_ready():
+            self._make_ready_soon()  # one at a time, so that no request waits for all
 
     async def _make(self, attempt: Attempt, spec: StartSpec) -> None:
         """Start an attempt that is on disk already."""
@@ -221,7 +234,7 @@ class Host:
         if attempt.living:
             attempt.state, attempt.clean = "never", True
             attempt.message = f"{error.code}: {error.message}"
-            attempt.mark("tombstone")
+            attempt.append({"tombstone": True})
         self.locks.release(attempt.id)
 
     def _lives_on(self, uuid: str, but: str) -> bool:
@@ -377,13 +390,9 @@ class Host:
         check_id(attempt_id)
         if stream not in ("out", "err"):
             raise Refused("bad_request", f"stream: out or err was expected, not {stream!r}")
-        directory = self.attempts.log_directory(attempt_id)
-        if directory is None:
-            raise Refused("unknown_attempt", f"no attempt {attempt_id} was ever here")
-        attempt = self.attempts.find(attempt_id)
-        over = attempt is None or not attempt.living
+        attempt = self._get(attempt_id)
         try:
-            return logs.read_page(os.path.join(directory, stream), offset, tail_lines, max_bytes, over)
+            return logs.read_page(attempt.log_path(stream), offset, tail_lines, max_bytes, not attempt.living)
         except OSError as error:
             raise Refused("storage", f"the log of attempt {attempt_id} cannot be read: {error}") from error
 
@@ -399,7 +408,7 @@ class Host:
             attempt = self.attempts.find(key)
             if attempt is not None and not attempt.living and not attempt.acked and attempt.clean:
                 attempt.acked = True
-                attempt.mark("acked")
+                attempt.append({"acked": True})
 
     # ---- by itself
 
@@ -489,7 +498,7 @@ class Host:
         for attempt in self.attempts.living():
             if attempt.spec is not None:
                 for stream in ("out", "err"):
-                    logs.cap(attempt.path(stream), attempt.spec.log_max_mib * 1024 * 1024)
+                    logs.cap(attempt.log_path(stream), attempt.spec.log_max_mib * 1024 * 1024)
             if attempt.stop_by is not None and now > attempt.stop_by + UNKILLABLE_AFTER_S:
                 attempt.stop_by = None
                 attempt.survivors = 1

@@ -4,8 +4,8 @@ Owns the attempt's process tree from the first instruction to the last: its sess
 the stop ladder (CONT, TERM, grace, KILL) and the exit record. Needs nobody: hostd may die and come back.
 Must not know: cards, leases, the wire's framing, asyncio. Liveness is the flock that arrives with the request.
 
-Files in the attempt's directory: reads `spec`, `secret` (deleted at once), `orders`; writes `lock` (pid and ticks),
-`began` (before the command can run), `pid` (pid, ticks, boot id), `out`, `err`, `exit` (write, fsync, rename).
+Files: reads and appends to the attempt's record (JSON lines; see attempts.py), and opens its two logs. Lines it writes:
+`began` before the command can run, `pid`, `main` when the command is over and its tree is not, `exit` (synced).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import socket
 import time
 import traceback
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from cotenant.hostd import processes
 
@@ -40,36 +40,66 @@ def prepare() -> None:
     """Load what every shim needs, once, in the warm parent."""
     global _prctl
     _prctl = ctypes.CDLL(None, use_errno=True).prctl
-    # Warm caches that are filled on first use.
-    json.loads(json.dumps({"a": 1}))
+    _rehearse()
+
+
+def _rehearse() -> None:
+    """Do once, to no effect, what a start will do.
+
+    In a fresh fork the first use of a page copies it: about 3 ms in all on a small virtual machine. The spare has
+    time for that while it waits, the start has not.
+    """
+    json.loads(json.dumps({"spec": {"argv": ["a"], "env": {"a": "b"}, "slots": []}, "launch_env": {"a": "b"}}))
     processes.stat(os.getpid())
     processes.boot_id()
     processes.oom_kills()
-    time.clock_gettime(time.CLOCK_BOOTTIME)
+    _now()
+    env = dict(os.environ)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+    try:
+        find_program("/", env.get("PATH", os.defpath))
+        os.posix_spawn("/", ["/"], env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_IGNORED_HERE)
+    except OSError as error:
+        _exec_error("/", None, error)
+    os.close(null)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shim = Shim("/", {}, ours, null)
+    shim._tell(b"p %d %d" % (1, 1))
+    shim._record({"code": 0})
+    _outcome(0)
+    ours.close()
+    theirs.close()
 
 
 def wait_for_request(requests: socket.socket, taken: int) -> None:
     """Wait as the spare shim; run the one request that comes, or return when hostd is gone.
 
-    A request is the attempt's directory, with the descriptors of its lock, of the socket to hostd, and of any
-    card locks, in this order.
+    A request is JSON, {"base", "secrets"}, with the descriptors of the attempt's lock, of the socket to hostd, and of any
+    card locks, in this order. Secrets come this way alone: no file ever holds them.
     """
     os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _prctl(_PR_SET_NAME, b"cotenant-shim", 0, 0, 0)
     wake = _catch_signals()
-    data, fds, _flags, _address = socket.recv_fds(requests, 65536, 32, socket.MSG_CMSG_CLOEXEC)
+    _rehearse()
+    data, fds, _flags, _address = socket.recv_fds(requests, 1 << 18, 32, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return
-    os.write(taken, b"1")
-    os.close(taken)
-    requests.close()
-    directory = os.fsdecode(data)
+    request = json.loads(data)
+
+    def free_the_place() -> None:
+        os.write(taken, b"1")
+        os.close(taken)
+        requests.close()
+
     try:
-        Shim(directory, fds[0], socket.socket(fileno=fds[1]), wake).run()
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[1])
+        Shim(request["base"], request["secrets"], control, wake).run(free_the_place)
     except BaseException:
         # Nobody reads this process's stderr; what went wrong must be found beside the attempt.
-        with open(os.path.join(directory, "shim.error"), "a", encoding="utf-8") as file:
+        with open(request["base"] + ".error", "a", encoding="utf-8") as file:
             file.write(traceback.format_exc())
 
 
@@ -95,9 +125,10 @@ def _now() -> float:
 class Shim:
     """One attempt's keeper. `run` returns when the whole tree is gone and the record is on disk."""
 
-    def __init__(self, directory: str, lock: int, control: socket.socket, wake: int) -> None:
-        self.directory = directory
-        self.lock = lock
+    def __init__(self, base: str, secrets: Dict[str, str], control: socket.socket, wake: int) -> None:
+        self.base = base
+        self.secrets = secrets
+        self.record = -1  # the record, opened to read and append
         self.control = control
         self.wake = wake
         self.control.setblocking(False)
@@ -107,7 +138,7 @@ class Shim:
         self.sys_s = 0.0
         self.peak_kib = 0
         self.asked: Set[int] = set()  # signals sent because hostd was asked to
-        self.orders_read = 0
+        self.record_read = 0
         self.reason: Optional[str] = None
         self.sender: Optional[str] = None  # set when a stop began: shim, or outside for a TERM at the shim itself
         self.stopped_first = False  # the stop began before the command ended by itself
@@ -116,32 +147,30 @@ class Shim:
         self.escapees: Set[Tuple[int, int]] = set()
         self.terminal: Optional[int] = None
         self.out = -1
-        self.oom_before = processes.oom_kills()
+        self.oom_before = -1
         self.started = _now()
         self.ended: Optional[float] = None
 
     # ---- from the request to the running command
 
-    def run(self) -> None:
-        me = os.getpid()
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, b"%d %d\n" % (me, processes.start_ticks(me) or 0), 0)
-        os.chdir(self.directory)  # relative names below: they survive a rename of the directory
-        with open("spec", "rb") as file:
-            stored = json.loads(file.read())
-        self.spec: Dict[str, Any] = stored["spec"]
+    def run(self, started: Callable[[], None]) -> None:
+        """Keep the attempt to its end; `started` is called once its command was started."""
+        self.record = os.open(self.base + ".record", os.O_RDWR | os.O_APPEND)
+        first, *later = self._read_record()
+        self.spec: Dict[str, Any] = first["spec"]
+        if any("tombstone" in line for line in later):
+            return  # a stop came between the request and here; without `began` it counts as never started
         env = dict(os.environ)
         env.update(self.spec.get("env", {}))
-        try:
-            with open("secret", "rb") as file:
-                env.update(json.loads(file.read()))
-            os.unlink("secret")
-        except FileNotFoundError:
-            pass
-        env.update(stored["launch_env"])
+        env.update(self.secrets)
+        env.update(first["launch_env"])
         env.setdefault("PYTHONUNBUFFERED", "1")
         failure = self._spawn(env)
-        os.chdir(self.directory)
+        # What can wait until the command runs: it is not on the road to its first instruction.
+        self.oom_before = processes.oom_kills()
+        if failure is None:
+            self._introduce()
+        started()
         if failure is not None:
             self.ended = _now()
             self._finish({"exec_error": failure})
@@ -149,10 +178,9 @@ class Shim:
         self._wait_for_end()
 
     def _spawn(self, env: Dict[str, str]) -> Optional[str]:
-        """Start the command; returns what went wrong, or None. Effects: `began`, `pid`, `out`, `err`."""
-        mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self.out = os.open("out", mode, 0o600)
-        err = os.open("err", mode, 0o600)
+        """Start the command; returns what went wrong, or None. Effects: the line `began`."""
+        self.out = os.open(self.base + ".out", os.O_WRONLY | os.O_APPEND)
+        err = os.open(self.base + ".err", os.O_WRONLY | os.O_APPEND)
         null = os.open("/dev/null", os.O_RDWR)
         argv: List[str] = self.spec["argv"]
         actions: List[Tuple[Any, ...]]
@@ -169,9 +197,7 @@ class Shim:
                 (os.POSIX_SPAWN_DUP2, self.out, 1),
                 (os.POSIX_SPAWN_DUP2, err, 2),
             ]
-        if os.path.exists("tombstone"):
-            os._exit(0)  # a stop came between the request and here; without `began` it counts as never started
-        os.close(os.open("began", os.O_WRONLY | os.O_CREAT, 0o600))
+        self._write({"began": True})
         try:
             workdir = self.spec.get("workdir")
             if workdir:
@@ -185,6 +211,7 @@ class Shim:
         except (OSError, ValueError) as error:
             return _exec_error(argv[0] if argv else "", self.spec.get("workdir"), error)
         finally:
+            os.chdir("/")  # a keeper must not keep a file system from being unmounted
             for fd in (0, 1, 2):
                 os.dup2(null, fd)
             os.close(err)
@@ -193,11 +220,14 @@ class Shim:
             else:
                 os.close(slave)  # held until the command had opened it, else the master would read a hang-up first
             os.close(null)
-        ticks = processes.start_ticks(self.job) or 0
-        identity = b"%d %d %s\n" % (self.job, ticks, processes.boot_id().encode())
-        os.chdir(self.directory)
-        _put("pid", identity)
-        self._tell(b"p %d %d" % (self.job, ticks))
+        return None
+
+    def _introduce(self) -> None:
+        """Tell who the command is, to the disk and to hostd."""
+        me = os.getpid()
+        ticks, my_ticks = processes.start_ticks(self.job) or 0, processes.start_ticks(me) or 0
+        self._write({"pid": [self.job, ticks, me, my_ticks]})
+        self._tell(b"p %d %d %d %d" % (self.job, ticks, me, my_ticks))
         try:
             # Lowering it again would need a privilege, so it is not raised in the shim before the spawn.
             fd = os.open("/proc/%d/oom_score_adj" % self.job, os.O_WRONLY)
@@ -207,7 +237,6 @@ class Shim:
                 os.close(fd)
         except OSError:
             pass  # it has ended already, or a container forbids it
-        return None
 
     # ---- while it runs
 
@@ -264,22 +293,25 @@ class Shim:
             self._begin_stop(None, "outside", float(self.spec.get("stop_grace_s", 10.0)), _now())
 
     def _read_orders(self) -> None:
-        """Carry out what hostd has appended to `orders` since the last look."""
-        try:
-            with open("orders", "rb") as file:
-                file.seek(self.orders_read)
-                fresh = file.read()
-        except FileNotFoundError:
-            return
-        whole = fresh[: fresh.rfind(b"\n") + 1]
-        self.orders_read += len(whole)
-        for line in whole.splitlines():
-            order = json.loads(line)
-            if order["do"] == "stop":
+        """Carry out what hostd has written to the record since the last look."""
+        for line in self._read_record():
+            order = line.get("order", {})
+            if order.get("do") == "stop":
                 self._begin_stop(order["reason"], "shim", float(order["grace_s"]), _now())
-            elif order["do"] == "signal" and self.status is None:
+            elif order.get("do") == "signal" and self.status is None:
                 self.asked.add(int(order["signal"]))
                 self._signal_group(int(order["signal"]))
+
+    def _read_record(self) -> List[Dict[str, Any]]:
+        """The record's whole lines since the last look, from whoever wrote them."""
+        size = os.fstat(self.record).st_size
+        fresh = os.pread(self.record, size - self.record_read, self.record_read)
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        self.record_read += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _write(self, line: Dict[str, Any]) -> None:
+        os.write(self.record, json.dumps(line).encode() + b"\n")
 
     def _begin_stop(self, reason: Optional[str], sender: str, grace_s: float, now: float) -> None:
         """The ladder: TERM and CONT now, KILL after the grace. A second order can only shorten the grace."""
@@ -298,7 +330,7 @@ class Shim:
         """The command is over, something of its tree is not: keep the result at once, then end the rest."""
         self.ended = now
         assert self.status is not None
-        _put("exit.main", json.dumps(self._record(_outcome(self.status))).encode())
+        self._write({"main": self._record(_outcome(self.status))})
         if self.kill_at is None:
             self._begin_stop(None, "shim", float(self.spec.get("stop_grace_s", 10.0)), now)
 
@@ -352,11 +384,11 @@ class Shim:
 
     def _finish(self, outcome: Dict[str, Any]) -> None:
         record = self._record(outcome)
-        body = json.dumps(record).encode()
         # hostd is told first, so that the sync is not on the road of the answer. Whoever acts on it has a copy then;
         # a power cut before the sync shows the attempt as lost, which is the truth of a cut a millisecond earlier.
-        self._tell(b"e " + body)
-        _put("exit", body, sync=True)
+        self._tell(b"e " + json.dumps(record).encode())
+        self._write({"exit": record})
+        os.fdatasync(self.record)
 
     def _record(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
         ended = self.ended if self.ended is not None else _now()
@@ -454,22 +486,3 @@ def _open_terminal() -> Tuple[int, int, str]:
     termios.tcsetattr(slave, termios.TCSANOW, modes)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     return master, slave, path
-
-
-def _put(name: str, body: bytes, sync: bool = False) -> None:
-    """Write a file of this directory so that a reader sees all of it or nothing."""
-    fresh = "." + name
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(fd, body)
-        if sync:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(fresh, name)
-    if sync:
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -188,10 +188,8 @@ class State:
             env = processes.environ(seen.pid)
             if not env or "COTENANT_LEASE" not in env:
                 continue
-            home, attempt = env.get("COTENANT_STATE_DIR"), env.get("COTENANT_ATTEMPT")
-            if home and attempt and any(
-                os.path.exists(os.path.join(home, part, attempt, "spec")) for part in ("attempts", "ended")
-            ):
+            home, attempt_id = env.get("COTENANT_STATE_DIR"), env.get("COTENANT_ATTEMPT")
+            if home and attempt_id and _knows(home, attempt_id):
                 continue
             found.append(seen)
         return found
@@ -397,6 +395,21 @@ def _settle(waiting: List[asyncio.Future[None]], error: Optional[OSError]) -> No
             done.set_result(None)
         else:
             done.set_exception(error)
+
+
+def _knows(home: str, attempt_id: str) -> bool:
+    """Whether the state directory `home`, ours or another hostd's, has a record of the attempt."""
+    wanted = json.dumps(attempt_id).encode()
+    try:
+        names = os.listdir(os.path.join(home, "attempts"))
+    except OSError:
+        return False
+    for name in names:
+        if name.endswith(".record"):
+            with contextlib.suppress(OSError), open(os.path.join(home, "attempts", name), "rb") as file:
+                if wanted in file.readline():
+                    return True
+    return False
 
 
 def _lines(records: List[Dict[str, Any]]) -> bytes:

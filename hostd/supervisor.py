@@ -108,17 +108,19 @@ class Supervisor:
         for tried in range(HAND_OVER_TRIES):
             if tried:
                 await asyncio.sleep(0.05 * tried)  # a new warm parent takes about 50 ms
-            if attempt.has("tombstone"):
+            if attempt.tombstone:
                 self._never(attempt)
                 raise Refused("tombstoned", f"a stop of attempt {attempt.id} came before its start")
             lock = attempt.take_lock()
             if lock is None:
                 # A request of before hostd's death is on its way: to its end, or to a shim.
-                if attempt.read_shim() is not None and attempt.is_locked():
+                attempt.read()
+                if attempt.shim is not None and attempt.is_locked():
                     self._adopt_running(attempt)
                     return
                 continue
-            if attempt.has("began"):
+            attempt.read()
+            if attempt.began:
                 os.close(lock)
                 self._settle(attempt)
                 return
@@ -137,7 +139,8 @@ class Supervisor:
         attempt.control = ours
         self._loop.add_reader(ours, self._heard, attempt, ours)
         try:
-            socket.send_fds(self._warm, [os.fsencode(attempt.directory)], [lock, theirs.fileno(), *locks])
+            request = json.dumps({"base": attempt.base, "secrets": attempt.secrets}).encode()
+            socket.send_fds(self._warm, [request], [lock, theirs.fileno(), *locks])
         except OSError:
             pass  # closing `theirs` below tells _heard that nobody took it; it is tried again
         finally:
@@ -145,7 +148,7 @@ class Supervisor:
             theirs.close()
 
     def _heard(self, attempt: Attempt, control: socket.socket) -> None:
-        """A word from the shim: p pid ticks (it runs), e record (it is over), or the end of the shim itself."""
+        """A word from the shim: p and four numbers (it runs), e record (it is over), or the end of the shim itself."""
         try:
             message = control.recv(1 << 20)
         except BlockingIOError:
@@ -153,8 +156,8 @@ class Supervisor:
         except OSError:
             message = b""
         if message[:1] == b"p":
-            _p, pid, ticks = message.split()
-            attempt.pid, attempt.ticks = int(pid), int(ticks)
+            pid, ticks, shim, shim_ticks = (int(word) for word in message.split()[1:])
+            attempt.pid, attempt.ticks, attempt.shim = pid, ticks, (shim, shim_ticks)
             if attempt.state == "starting":
                 attempt.state = "running"
                 self._answer(attempt)
@@ -179,18 +182,18 @@ class Supervisor:
             await asyncio.sleep(0.002)
         if not attempt.living:
             return
-        if not attempt.has("began") and not attempt.has("exit"):
+        attempt.read()
+        if not attempt.began:
             self._answer(attempt)  # launch() tries again
             return
         self._settle(attempt)
 
     def _settle(self, attempt: Attempt) -> None:
         """Judge an attempt that began and whose shim is gone."""
-        attempt.read_pid()
-        if attempt.read_exit():
-            whole = attempt.has("exit")
+        attempt.read()
+        if attempt.exit is not None:
             self._end(attempt, "exited")
-            if not whole:
+            if not attempt.exit_whole:
                 self._spawn(self._end_orphans(attempt))
         else:
             attempt.state = "stopping"
@@ -249,7 +252,7 @@ class Supervisor:
         self._on_end(attempt)
 
     def _never(self, attempt: Attempt) -> None:
-        _drop_secret(attempt)
+        attempt.secrets = {}
         if attempt.living:
             attempt.clean = True
             attempt.state = "never"
@@ -262,10 +265,12 @@ class Supervisor:
         """Begin the ladder; the tombstone is on disk already. Answers nothing: reports tell the end."""
         if not attempt.living:
             return
-        if attempt.state == "starting" and not attempt.has("began") and not attempt.is_locked():
-            self._never(attempt)
-            return
-        attempt.order({"do": "stop", "reason": reason, "grace_s": grace_s})
+        if attempt.state == "starting" and not attempt.is_locked():
+            attempt.read()
+            if not attempt.began:
+                self._never(attempt)
+                return
+        attempt.append({"order": {"do": "stop", "reason": reason, "grace_s": grace_s}})
         attempt.stop_by = time.clock_gettime(time.CLOCK_BOOTTIME) + grace_s
         self._wake_shim(attempt)
         if attempt.state == "running":
@@ -275,12 +280,12 @@ class Supervisor:
         """Have the shim signal the command's process group. Raises Refused("not_running")."""
         if attempt.state not in ("running", "stopping") or not self._shim_of(attempt):
             raise Refused("not_running", f"attempt {attempt.id} is {attempt.state}; it has no process to signal")
-        attempt.order({"do": "signal", "signal": number})
+        attempt.append({"order": {"do": "signal", "signal": number}})
         self._wake_shim(attempt)
 
     def _shim_of(self, attempt: Attempt) -> bool:
         if attempt.shim is None and attempt.is_locked():
-            attempt.shim = attempt.read_shim()
+            attempt.read()
         return attempt.shim is not None
 
     def _wake_shim(self, attempt: Attempt) -> None:
@@ -298,23 +303,19 @@ class Supervisor:
         """
         boot_id = processes.boot_id()
         unmade = []
-        for attempt, age in self._attempts.load():
-            began = attempt.has("began")
-            if attempt.spec is None:
-                self._take_in(attempt, "lost" if began else "never")
-            elif attempt.has("exit") and attempt.read_exit():
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        for attempt in self._attempts.load():
+            if attempt.exit_whole:
                 self._take_in(attempt, "exited")
             elif attempt.boot_id != boot_id:
-                _drop_secret(attempt)
                 attempt.message = "the machine was restarted"
-                self._take_in(attempt, "exited" if attempt.read_exit() else "lost" if began else "never")
+                self._take_in(attempt, "exited" if attempt.exit else "lost" if attempt.began else "never")
             elif attempt.is_locked():
                 self._adopt_running(attempt)
-            elif began:
+            elif attempt.began:
                 self._settle(attempt)
-            elif attempt.has("tombstone") or age > RESUME_START_WITHIN_S:
-                attempt.message = None if attempt.has("tombstone") else "hostd died before it could start"
-                _drop_secret(attempt)
+            elif attempt.tombstone or now - attempt.accepted_at > RESUME_START_WITHIN_S:
+                attempt.message = None if attempt.tombstone else "hostd died before it could start"
                 self._take_in(attempt, "never")
             else:
                 unmade.append(attempt)
@@ -331,18 +332,16 @@ class Supervisor:
             self._end(attempt, state)
 
     def _adopt_running(self, attempt: Attempt) -> None:
-        attempt.read_pid()
         if attempt.pid is not None:
-            attempt.state = "stopping" if attempt.has("orders") and attempt.has("tombstone") else "running"
+            attempt.state = "stopping" if attempt.tombstone else "running"
             self._answer(attempt)
         self._spawn(self._watch(attempt))
 
     async def _watch(self, attempt: Attempt) -> None:
         """Follow a shim that is not our child: by pidfd where its pid is known, by its lock until then."""
         while attempt.living and attempt.is_locked():
-            attempt.shim = attempt.read_shim()
             if attempt.pid is None:
-                attempt.read_pid()
+                attempt.read()
                 if attempt.pid is not None and attempt.state == "starting":
                     attempt.state = "running"
                     self._answer(attempt)
@@ -352,7 +351,8 @@ class Supervisor:
             await asyncio.sleep(0.02 if attempt.pid is None else 1.0)
         if not attempt.living:
             return
-        if not attempt.has("began") and not attempt.has("exit"):
+        attempt.read()
+        if not attempt.began:
             self._on_unmade(attempt)
         else:
             while attempt.is_locked():  # the shim is a zombie, or closing its descriptors
@@ -404,7 +404,3 @@ class Supervisor:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._warm_pid, 0)
 
-
-def _drop_secret(attempt: Attempt) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(attempt.path("secret"))

@@ -1,7 +1,7 @@
 """POST /operate/VERB: what only people may do. The command line and the panel's forms use it.
 
 The body is `{"args": {…}, "reason": "…"}`, the answer the act's own JSON object. An agent's token is refused whatever
-its scopes, and there is no act without a reason.
+its scopes. That an act needs a reason is checked where the act is done.
 """
 
 from __future__ import annotations
@@ -71,11 +71,9 @@ def _read(body: bytes) -> tuple[dict[str, Any], str]:
         raise BadRequest("the body is not JSON.", hint='Send {"args": {…}, "reason": "why"}.') from None
     if not isinstance(given, dict) or not isinstance(given.get("args", {}), dict) or given.keys() - {"args", "reason"}:
         raise BadRequest('the body is not {"args": {…}, "reason": "why"}.', hint="Send exactly these two.")
-    reason = given.get("reason")
-    if not isinstance(reason, str) or not reason.strip() or len(reason) > _MAX_REASON:
+    reason = given.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > _MAX_REASON:
         raise BadRequest(
-            f"a reason of 1 to {_MAX_REASON} characters is required.",
-            hint="Say why in reason; it is recorded.",
-            code="no_reason",
+            f"reason is not a text of at most {_MAX_REASON} characters.", hint="Say why in a few words; it is recorded."
         )
     return given.get("args", {}), reason.strip()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final
 
 from cotenant.server.control import grants, placing
@@ -71,8 +72,7 @@ class Loop:
                     await self._auth.flush_seen()
                     if now - housekept >= _HOUSEKEEPING_EVERY_S:
                         housekept = now
-                        at = self._context.now()
-                        await self._context.db.write(lambda tx: requests.forget_old(tx, at))
+                        await self._context.db.write(partial(requests.forget_old, now_ms=self._context.now()))
             except Unavailable as error:
                 log.warning("the store refuses for now: %s", error)
                 await clock.sleep(TICK_S)

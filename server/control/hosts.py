@@ -406,12 +406,12 @@ class Hosts:
         context, now = self._context, self._context.now()
         for host, since in list(self._down_since.items()):
             live = context.live.hosts.get(host)
-            if live is not None and live.link in (LinkState.SUSPECT, LinkState.CONNECTING):
-                if context.clock.monotonic_s() - since >= LOST_AFTER_S:
-                    live.link = LinkState.LOST
-                    context.keeper.observe_cards()
-                    await self._lose(host, live.reason or "no answer")
-                    self._publish_host(host)
+            away = live is not None and live.link in (LinkState.SUSPECT, LinkState.CONNECTING)
+            if live is not None and away and context.clock.monotonic_s() - since >= LOST_AFTER_S:
+                live.link = LinkState.LOST
+                context.keeper.observe_cards()
+                await self._lose(host, live.reason or "no answer")
+                self._publish_host(host)
         due = await context.db.read(
             lambda c: (
                 c.execute(

@@ -8,7 +8,7 @@ import logging
 import signal as signals
 import sqlite3
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from cotenant.server.backends.base import HostRefused
 from cotenant.server.clock import iso
@@ -16,7 +16,7 @@ from cotenant.server.control import placing
 from cotenant.server.control.context import Context, refusal_of, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.deciding.blockers import blockers, could_ever, would_start
-from cotenant.server.deciding.world import Ask
+from cotenant.server.deciding.world import Ask, Blocker, World
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
 from cotenant.server.model.caller import Caller, may_operate, owns
@@ -42,6 +42,7 @@ class Jobs:
         self._context = context
         self._views = views
         self._leases = leases
+        self._possible: tuple[object, ...] | None = None  # the last ask that could start some day
 
     async def submit(
         self,
@@ -82,13 +83,11 @@ class Jobs:
         now = context.now()
         job_id = context.ids.new("job", now)
         ask = Ask(job_id, "job", caller.owner, caller.name, caller.human, pool, needs_of(spec), priority, now, hours_ms)
-        if dry_run or when_full == "refuse" or self._may_be_refused(pool, caller):
-            if (
-                answer := await self._try(
-                    caller, ask, spec, dry_run=dry_run, when_full=when_full, request_id=request_id, digest=digest
-                )
-            ) is not None:
-                return answer
+        answer = await self._at_once(
+            caller, ask, spec, dry_run=dry_run, when_full=when_full, request_id=request_id, digest=digest
+        )
+        if answer is not None:
+            return answer
         row = {
             "id": job_id,
             "state": "queued",
@@ -130,14 +129,7 @@ class Jobs:
             answer = await self._views.get_job(caller, kept)
         return replace(answer, deduplicated=kept != job_id)
 
-    def _may_be_refused(self, pool: str, caller: Caller) -> bool:
-        """Whether the ask must be compared with caps and cards at submit.
-
-        Always: one that can never be met has to be told now. Kept apart so that it can be measured.
-        """
-        return True
-
-    async def _try(
+    async def _at_once(
         self,
         caller: Caller,
         ask: Ask,
@@ -170,18 +162,15 @@ class Jobs:
             raise self._leases.refusal(caller, world, ask, why)
         return None
 
-    def _never(self, world: Any, ask: Ask) -> Any:
-        """could_ever, remembered for equal asks while hosts, cards and rules stay the same."""
-        key = (world.hosts, ask.owner, ask.agent, ask.human, ask.pool, ask.needs, len(world.slots))
-        known = self._never_known
-        if known is not None and known[0] == key:
+    def _never(self, world: World, ask: Ask) -> Blocker | None:
+        """`could_ever`, not asked again for equal asks while hosts, cards and rules stay the same."""
+        key = (world.hosts, len(world.slots), ask.owner, ask.agent, ask.human, ask.pool, ask.needs)
+        if self._possible == key:
             return None
         found = could_ever(world, ask)
         if found is None:
-            self._never_known = (key,)
+            self._possible = key
         return found
-
-    _never_known: tuple[Any] | None = None
 
     async def wait(
         self, caller: Caller, job_id: str, max_wait_s: float = WAIT_MAX_S, on_progress: Progress | None = None

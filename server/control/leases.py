@@ -8,6 +8,7 @@ import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from cotenant.hostd.protocol import CleanCheck, SlotRef
@@ -149,7 +150,7 @@ class Leases:
                 return await self._not_now(caller, ask, world, row, when_full, request_id, digest)
             held = grants.held_slots(slots)
             try:
-                known = await context.db.write(lambda tx: self._write_grant(tx, caller, row, held, request_id, digest))
+                known = await context.db.write(partial(self._write_grant, caller, row, held, request_id, digest))
             except (sqlite3.IntegrityError, grants.GrantLost):
                 context.keeper.distrust()
                 continue
@@ -164,12 +165,12 @@ class Leases:
 
     def _write_grant(
         self,
-        tx: Tx,
         caller: Caller,
         row: dict[str, Any],
         held: tuple[leases.HeldSlot, ...],
         request_id: str | None,
         digest: str,
+        tx: Tx,
     ) -> str | None:
         if (known := requests.find(tx, caller.name, request_id, "acquire_lease", digest)) is not None:
             return known

@@ -116,7 +116,7 @@ class Database:
         refuse_network_file_system(path.parent)
         writer = await aiosqlite.connect(path, isolation_level=None)
         try:
-            await _in_thread(writer, _prepare)
+            await _in_thread(writer, configure)
             await _in_thread(writer, migrate, path)
             reader = await aiosqlite.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
         except BaseException:
@@ -226,7 +226,12 @@ async def _in_thread(connection: aiosqlite.Connection, fn: Callable[..., T], *ar
     return result
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def configure(connection: sqlite3.Connection) -> None:
+    """Set a writing connection to the rules of the store: WAL, every COMMIT synced, foreign keys held.
+
+    Raises:
+        StoreRefused: the file system cannot do WAL.
+    """
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise StoreRefused(

@@ -1,0 +1,137 @@
+"""Documents that say what code says: states, configuration, commands, links."""
+
+import re
+import subprocess
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+
+from cotenant.server import config
+from cotenant.server.model import states
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+)
+STATES = (ROOT / "docs" / "states.md").read_text()
+
+
+def section(title: str) -> str:
+    """The text under a heading of docs/states.md, up to the next one."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", STATES, re.DOTALL | re.MULTILINE)
+    assert found, title
+    return found[1]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """First cell -> all cells, of every table row whose first cell is a word in backquotes."""
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
+    ]
+    return {row[0].strip("`"): row for row in table}
+
+
+def arrows(text: str) -> set[tuple[str, str]]:
+    return set(re.findall(r"^ +(\w+) --> (\w+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("Job", states.JobState),
+        ("Lease", states.LeaseState),
+        ("Slot", states.SlotUse),
+        ("Attempt", states.AttemptState),
+        ("Link to a host", states.LinkState),
+    ],
+)
+def test_each_state_has_its_sentence(title: str, words: type[StrEnum]) -> None:
+    table = rows(section(title))
+    assert list(table) == [word.value for word in words]
+    assert all(len(row[1]) > 10 and row[1].endswith(".") for row in table.values())
+
+
+@pytest.mark.parametrize(("title", "moves"), [("Job", states.JOB_NEXT), ("Lease", states.LEASE_NEXT)])
+def test_the_moves_are_those_of_the_code(title: str, moves: dict[StrEnum, frozenset[StrEnum]]) -> None:
+    table = {name: set(re.findall(r"`(\w+)`", row[2])) for name, row in rows(section(title)).items()}
+    assert table == {state.value: {to.value for to in after} for state, after in moves.items()}
+    allowed = {(state.value, to.value) for state, after in moves.items() for to in after}
+    assert arrows(section(title)) <= allowed
+
+
+@pytest.mark.parametrize(("title", "words"), [("Slot", states.SlotUse), ("Attempt", states.AttemptState)])
+def test_the_other_pictures_have_every_state_and_no_other(title: str, words: type[StrEnum]) -> None:
+    drawn = {state for arrow in arrows(section(title)) for state in arrow}
+    assert drawn == {word.value for word in words}
+
+
+def test_configuration_page_has_every_key_as_the_code_has_it() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert configuration() in page, "docs/configuration.md is behind; the right tables are:\n" + configuration()
+
+
+def configuration() -> str:
+    """The tables of docs/configuration.md."""
+    parts = []
+    for name, keys in config.KEYS.items():
+        if name == "pools.NAME":
+            assert keys == config.KEYS["defaults"]
+            continue  # said once, under [defaults]
+        lines = [
+            f"### [{name}]" + (" and [pools.NAME]" if name == "defaults" else ""),
+            "",
+            "| key | value | default | what |",
+        ]
+        lines.append("|---|---|---|---|")
+        for key, what in keys.items():
+            lines.append(f"| `{key}` | {kind(what)} | {default(what)} | {what.doc} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def kind(key: config.Key) -> str:
+    words = {
+        "int": f"number, {key.low} to {key.high}",
+        "bool": "true or false",
+        "str": "text",
+        "path": "path",
+        "choice": " or ".join(f'`"{choice}"`' for choice in key.choices),
+        "strings": "list of text",
+        "ints_by_name": f"table: name = number, {key.low} to {key.high}",
+        "strings_by_name": "table: name = text",
+    }
+    return words[key.kind]
+
+
+def default(key: config.Key) -> str:
+    if key.default is None or key.default in ((), {}):
+        return ""
+    if isinstance(key.default, bool):
+        return f"`{str(key.default).lower()}`"
+    return f'`"{key.default}"`' if isinstance(key.default, str) else f"`{key.default}`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not re.match(r"[a-z]+:", target):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_every_script_is_named_where_people_look() -> None:
+    text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    for script in (ROOT / "scripts").iterdir():
+        if script.suffix != ".sh":
+            assert f"scripts/{script.name}" in text, (
+                f"scripts/{script.name} is in neither README.md nor CONTRIBUTING.md"
+            )
+
+
+def test_the_readme_shows_commands_that_exist() -> None:
+    listing = subprocess.run(
+        [ROOT / ".venv" / "bin" / "cotenant", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    commands = set(re.findall(r"^  ([a-z-]+) {2,}", listing, re.MULTILINE))
+    shown = set(re.findall(r"(?:^|bin/)cotenant ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert shown <= commands, f"README.md shows {sorted(shown - commands)}"

@@ -13,7 +13,7 @@ from cotenant.server.mcp.tool import Flat, tool
 from cotenant.server.model import text
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, JobList, LeaseAnswer, SignalAnswer
 from cotenant.server.model.spec import NOT_YET, JobSpec
-from cotenant.server.model.states import JOB_FINAL, LeaseState
+from cotenant.server.model.states import JOB_FINAL, JOB_WAITING, LeaseState
 from cotenant.tools.waiting import Reporter
 from cotenant.tools.words import (
     Cursor,
@@ -230,7 +230,7 @@ async def cancel_job(
 
 def _what_is_lost(job: JobAnswer) -> str:
     """A plain sentence of what a cancel will do."""
-    if job.started_at is None:
+    if job.state in JOB_WAITING:
         return "The job has not started; it will leave the queue for good."
     ran = f" after {job.running_s} s" if job.running_s is not None else ""
     return f"Its processes will be stopped{ran} and what they have not saved is lost."

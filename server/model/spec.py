@@ -28,6 +28,9 @@ NOT_YET: dict[str, str] = {
 FailureClass = Literal["oom", "gpu", "host", "signal", "time_limit", "code", "start", "lost", "preempted"]
 
 
+GpuCount = Annotated[int, Field(ge=0, le=64)]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=64_000)
 
@@ -70,40 +73,40 @@ class JobSpec(_Strict):
     command: tuple[str, ...] | str = Field(description="argument list, or one shell string run by /bin/sh -c")
     name: str = Field(default="", max_length=200, description="short name for people")
     purpose: str = Field(default="", max_length=2000, description="why, for people and for an agent that forgot")
-    project: str = Field(default="", max_length=200)
-    experiment: str = Field(default="", max_length=200)
+    project: str = Field(default="", max_length=200, description="what belongs together over months")
+    experiment: str = Field(default="", max_length=200, description="runs to compare with each other")
     kind: Literal["train", "evaluate", "inference", "export", "custom"] = "custom"
     config: dict[str, Any] = Field(default_factory=dict, description="hyper-parameters, kept with the run")
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict, description="for finding it again: KEY to VALUE")
     workdir: str | None = Field(default=None, description="absolute directory on the host; default: the attempt's own")
     pty: bool = Field(default=False, description="give the command a terminal; stdout and stderr are then one stream")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables; no secrets here, see secrets")
     secrets: tuple[SecretRef, ...] = Field(default=(), max_length=32)
-    gpus: int | GpuRange = Field(default=1, description="cards: a number, or {min,max}; 0 = a place without a card")
-    gpu_memory_mib: int = Field(default=0, ge=0, description="a card must have at least this much memory")
+    gpus: GpuCount | GpuRange = Field(default=1, description="cards: a number, or {min,max}; 0 = a place without a card")
+    gpu_memory_mib: int = Field(default=0, ge=0, le=2**31, description="MiB that each card must have at least")
     gpu_model: str = Field(default="", max_length=200, description="part of the card's model name")
     compute_capability: str = Field(default="", pattern=r"^(\d{1,2}\.\d)?$", description="at least, e.g. 8.0")
     cuda: str = Field(
         default="", pattern=r"^(\d{1,2}\.\d{1,2})?$", description="the driver's CUDA version at least, e.g. 12.4"
     )
     driver: str = Field(default="", pattern=r"^[0-9.]{0,20}$", description="the driver's version at least")
-    cpus: int = Field(default=0, ge=0, le=4096)
-    memory_mib: int = Field(default=0, ge=0)
-    disk_mib: int = Field(default=0, ge=0)
+    cpus: int = Field(default=0, ge=0, le=4096, description="processors booked on the host; 0 = none")
+    memory_mib: int = Field(default=0, ge=0, le=2**31, description="host memory booked, MiB; 0 = none")
+    disk_mib: int = Field(default=0, ge=0, le=2**31, description="disk booked on the host, MiB; 0 = none")
     nodes: int = Field(default=1, ge=1, le=64)
     exclusive_host: bool = False
     hours: float | None = Field(
         default=None, gt=0, le=24 * 31, description="time limit; default: the pool's default_hours"
     )
     prefer: tuple[str, ...] = Field(default=(), description="hosts in order of preference")
-    pool: str | None = Field(default=None, max_length=64)
+    pool: str | None = Field(default=None, max_length=64, description="default: the server's default pool")
     priority: Literal["critical", "high", "normal", "batch"] = "normal"
-    max_attempts: int = Field(default=1, ge=1, le=20)
+    max_attempts: int = Field(default=1, ge=1, le=20, description="tries in all")
     retry_on: tuple[FailureClass, ...] = Field(
         default=("gpu", "host", "lost"), description="failure classes that get a new attempt"
     )
-    preemptible: bool = True
-    resumable: bool = False
+    preemptible: bool = Field(default=True, description="may be stopped for a higher priority")
+    resumable: bool = Field(default=False, description="a new attempt can go on from a checkpoint")
     checkpoint: CheckpointSpec | None = None
     on_host_loss: Literal["wait", "failover"] = "wait"
     stop_grace_s: int = Field(default=10, ge=0, le=3600, description="seconds between TERM and KILL")
@@ -214,5 +217,3 @@ class JobSpec(_Strict):
                 return where, what
         return None
 
-
-GpuCount = Annotated[int, Field(ge=0, le=64)]

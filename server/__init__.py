@@ -1,0 +1,1 @@
+"""The control plane: records, deciding, the links to hosts. docs/architecture.md is its map."""

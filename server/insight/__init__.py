@@ -1,0 +1,1 @@
+"""Conclusions from what was observed: digests, detectors, verdicts. Pure."""

@@ -1,0 +1,1 @@
+"""Reports and measurements from hosts, on their way into the store."""

@@ -17,18 +17,19 @@ import sys
 from typing import List, Optional
 
 # asyncio brings ssl along where it can, for 3 MiB that hostd never uses: it speaks on a unix socket alone.
-sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
+if "asyncio" not in sys.modules:
+    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
 
-import asyncio  # noqa: E402
+import asyncio
 
-from cotenant.hostd.attempts import Attempts  # noqa: E402
-from cotenant.hostd.cards import Cards  # noqa: E402
-from cotenant.hostd.daemon import Daemon  # noqa: E402
-from cotenant.hostd.host import Host, claims_of  # noqa: E402
-from cotenant.hostd.locks import CardLocks, default_lock_directory, open_lock_directory  # noqa: E402
-from cotenant.hostd.outbox import Outbox  # noqa: E402
-from cotenant.hostd.simulated import SimulatedCards  # noqa: E402
-from cotenant.hostd.state import State, StateError  # noqa: E402
+from cotenant.hostd.attempts import Attempts
+from cotenant.hostd.cards import Cards
+from cotenant.hostd.daemon import Daemon
+from cotenant.hostd.host import Host, claims_of
+from cotenant.hostd.locks import CardLocks, default_lock_directory, open_lock_directory
+from cotenant.hostd.outbox import Outbox
+from cotenant.hostd.simulated import SimulatedCards
+from cotenant.hostd.state import State, StateError
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -45,12 +46,20 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cotenant-hostd", description="Keep this machine's GPUs and jobs for a Cotenant server.")
+    parser = argparse.ArgumentParser(
+        prog="cotenant-hostd", description="Keep this machine's GPUs and jobs for a Cotenant server."
+    )
     parser.add_argument("--state", required=True, metavar="DIR", help="private directory on a local disk")
-    parser.add_argument("--socket", required=True, metavar="PATH", help="unix socket to listen on, in a private directory")
-    parser.add_argument("--simulate-gpus", type=int, default=0, metavar="N", help="show N simulated cards and no real ones")
+    parser.add_argument(
+        "--socket", required=True, metavar="PATH", help="unix socket to listen on, in a private directory"
+    )
+    parser.add_argument(
+        "--simulate-gpus", type=int, default=0, metavar="N", help="show N simulated cards and no real ones"
+    )
     parser.add_argument("--residents", default="", metavar="NAME,NAME", help="programs that may be on a card always")
-    parser.add_argument("--lock-dir", default=None, metavar="DIR", help="where card locks of all users of this machine lie")
+    parser.add_argument(
+        "--lock-dir", default=None, metavar="DIR", help="where card locks of all users of this machine lie"
+    )
     return parser
 
 

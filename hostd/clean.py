@@ -49,7 +49,7 @@ class Judge:
         self,
         card: Sighting,
         shims: Dict[int, Attempt],
-        leaders: Dict[Optional[int], Attempt],
+        leaders: Dict[int, Attempt],
         held: FrozenSet[str],
         living: "set[str]",
     ) -> CardState:
@@ -102,7 +102,7 @@ class Judge:
         explained = sum(one.memory_mib or 0 for one in seen)
         return max(0, card.memory_used_mib - self._baseline.get(card.uuid, 0) - explained)
 
-    def _who(self, one: OnCard, shims: Dict[int, Attempt], leaders: Dict[Optional[int], Attempt]) -> CardProcess:
+    def _who(self, one: OnCard, shims: Dict[int, Attempt], leaders: Dict[int, Attempt]) -> CardProcess:
         stat = processes.stat(one.pid)
         attempt_id: Optional[str] = None
         lease_id: Optional[str] = None
@@ -126,7 +126,7 @@ class Judge:
         )
 
     def _trace(
-        self, stat: processes.Stat, shims: Dict[int, Attempt], leaders: Dict[Optional[int], Attempt]
+        self, stat: processes.Stat, shims: Dict[int, Attempt], leaders: Dict[int, Attempt]
     ) -> Tuple[Optional[str], Optional[str]]:
         """Attempt and lease of a process, by ancestry, session, or environment (its own or an ancestor's)."""
         pid: int = stat.pid

@@ -73,7 +73,7 @@ class Daemon:
         """
         self._host = host
         self._operations = _operations(host)
-        directory = os.path.dirname(os.path.abspath(self._path))
+        directory = os.path.dirname(os.path.abspath(self._path))  # noqa: ASYNC240 (once, before anything is served)
         check_private_directory(directory)
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
@@ -169,7 +169,7 @@ class Daemon:
         except OSError as error:
             traceback.print_exc()
             frame = protocol.refusal(number, Refused("storage", f"hostd could not do this: {error}"))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A bug. The peer must not wait for ever, and the log must have it.
             traceback.print_exc()
             frame = protocol.refusal(number, Refused("bad_request", f"hostd failed: {error!r}"))
@@ -231,7 +231,7 @@ class Daemon:
     async def _guarded(self, work: Awaitable[Any]) -> Any:
         try:
             return await work
-        except Exception:
+        except Exception:  # noqa: BLE001 (a bug in one look must not end all looking)
             traceback.print_exc()
             return None
 

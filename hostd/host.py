@@ -7,6 +7,7 @@ Owns the order of things: check, remember (synced), obey; look, judge, report. M
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from typing import Any, Awaitable, Callable, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
@@ -46,7 +47,7 @@ KEEP_FORGOTTEN_S = 14 * 86_400.0
 #: How long after a start the files of the next are made: when its command has surely begun.
 MAKE_READY_AFTER_S = 0.01
 
-Report = Callable[[str, str, Any], None]
+Report = Callable[[str, str, Any], object]
 
 
 class Host:
@@ -94,10 +95,9 @@ class Host:
 
     def _relock(self, uuid: str, user: str) -> None:
         if uuid != "cpu" and not uuid.startswith("SIM-"):
-            try:
+            # Refused: another hostd has taken it while we were dead; its users see ours as occupied.
+            with contextlib.suppress(Refused):
                 self.locks.take(uuid, user, ours_lives=True)
-            except Refused:
-                pass  # another hostd has taken it while we were dead; its users see ours as occupied
 
     def _resume(self, attempt: Attempt) -> None:
         """A start that hostd's death interrupted is made now, under the same checks."""
@@ -170,7 +170,9 @@ class Host:
             answer.set_result(result)
             return result
         except BaseException as error:
-            answer.set_exception(error if isinstance(error, Refused) else Refused("storage", f"hostd failed: {error!r}"))
+            answer.set_exception(
+                error if isinstance(error, Refused) else Refused("storage", f"hostd failed: {error!r}")
+            )
             answer.exception()  # nobody need ask
             raise
         finally:
@@ -179,7 +181,7 @@ class Host:
     async def _start(self, spec: StartSpec, text: str) -> AttemptReport:
         self.state.check_memory()
         self.state.check_fence(spec.slots, spec.fence)
-        if spec.workdir and not (os.path.isdir(spec.workdir) and os.access(spec.workdir, os.X_OK)):
+        if spec.workdir and not _enterable(spec.workdir):
             raise Refused("bad_workdir", f"{spec.workdir} is not a directory that this host's user can enter")
         seen = await self._admit(spec)
         if spec.attempt_id in self.state.tombstones:
@@ -190,11 +192,11 @@ class Host:
         attempt = self.attempts.create(spec, text, env)
         try:
             await self._obey(attempt, fence)
-        except Refused as error:
+        except Refused:
             if attempt.state == "starting":
                 self.attempts.discard(attempt)
             self.locks.release(attempt.id)
-            raise error
+            raise
         self._make_ready_soon()
         return attempt.report()
 
@@ -515,6 +517,10 @@ class Host:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _enterable(path: str) -> bool:
+    return os.path.isdir(path) and os.access(path, os.X_OK)
 
 
 def _same(known: str, fresh: str, attempt_id: str) -> None:

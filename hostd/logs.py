@@ -20,9 +20,7 @@ _KEEP_SIZE_AND_PUNCH = 0x03
 _libc: Any = None
 
 
-def read_page(
-    path: str, offset: Optional[int], tail_lines: Optional[int], max_bytes: int, over: bool
-) -> LogPage:
+def read_page(path: str, offset: Optional[int], tail_lines: Optional[int], max_bytes: int, over: bool) -> LogPage:
     """A piece of the log at `path`; `over` says that nobody writes any more.
 
     From `offset` (at most `tail_lines` lines of it, if given), else the last `tail_lines` lines, else from the oldest
@@ -129,17 +127,16 @@ def _tail_start(fd: int, size: int, oldest: int, lines: int, over: bool) -> int:
     if size > oldest:
         last = os.pread(fd, 1, size - 1)
         if last != b"\n" and not over:
-            end = _newline_before(fd, size, oldest)
-            end = oldest if end is None else end + 1
+            newline = _newline_before(fd, size, oldest)
+            end = oldest if newline is None else newline + 1
     if lines == 0:
         return end
-    at: Optional[int] = end - 1  # the newline that ends the last line is not a begin
+    at = end - 1  # the newline that ends the last line is not a begin
     for _ in range(lines):
-        assert at is not None
-        at = _newline_before(fd, at, oldest)
-        if at is None:
+        found = _newline_before(fd, at, oldest)
+        if found is None:
             return oldest
-    assert at is not None
+        at = found
     return at + 1
 
 

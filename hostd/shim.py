@@ -10,6 +10,7 @@ Files: reads and appends to the attempt's record (JSON lines; see attempts.py), 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -97,7 +98,7 @@ def wait_for_request(requests: socket.socket, taken: int) -> None:
     try:
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[1])
         Shim(request["base"], request["secrets"], control, wake).run(free_the_place)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (the process ends here; this is its only word)
         # Nobody reads this process's stderr; what went wrong must be found beside the attempt.
         with open(request["base"] + ".error", "a", encoding="utf-8") as file:
             file.write(traceback.format_exc())
@@ -352,10 +353,8 @@ class Shim:
     def _signal_group(self, number: int) -> None:
         # Nobody else can have this group's number: the leader is our unreaped child.
         if self.status is None:
-            try:
+            with contextlib.suppress(OSError):
                 os.killpg(self.job, number)
-            except OSError:
-                pass
 
     def _signal_tree(self, number: int) -> None:
         """Signal the command's group and every descendant outside it, such as what called setsid."""
@@ -423,10 +422,8 @@ class Shim:
 
     def _tell(self, message: bytes) -> None:
         """Tell hostd if it is there; it finds the same in the files if it is not."""
-        try:
+        with contextlib.suppress(OSError):
             self.control.send(message)
-        except OSError:
-            pass
 
 
 #: Signals that this process ignores (Python itself ignores some); the command must not inherit that.

@@ -23,7 +23,21 @@ from cotenant.hostd.protocol import Hello, Refused, SlotRef
 
 #: File systems on which locks and sockets do not hold between hosts, as /proc/self/mountinfo names them.
 NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs fuse.glusterfs lustre beegfs gpfs fuse.sshfs ocfs2 gfs2".split()
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "9p",
+        "afs",
+        "ceph",
+        "glusterfs",
+        "fuse.glusterfs",
+        "lustre",
+        "beegfs",
+        "gpfs",
+        "fuse.sshfs",
+    )
 )
 #: A journal above this is rewritten at start; a line is about 80 bytes.
 COMPACT_ABOVE_BYTES = 256 * 1024
@@ -142,7 +156,18 @@ class State:
 
     def save(self) -> None:
         """Put `state.json` on disk, synced. Raises Refused("storage") when it cannot."""
-        keys = ("state_id", "boot_id", "starts", "cluster_id", "incarnation", "nonce", "floor", "amnesia", "holds", "endings")
+        keys = (
+            "state_id",
+            "boot_id",
+            "starts",
+            "cluster_id",
+            "incarnation",
+            "nonce",
+            "floor",
+            "amnesia",
+            "holds",
+            "endings",
+        )
         body = json.dumps({key: getattr(self, key) for key in keys}, indent=1).encode()
         with storage():
             write_synced(os.path.join(self.directory, "state.json"), body)

@@ -68,7 +68,9 @@ class Supervisor:
         os.set_inheritable(theirs.fileno(), True)
         package = os.path.dirname(os.path.abspath(__file__))
         root = package[: -len(os.path.join("cotenant", "hostd")) - 1]
-        code = "import sys; sys.path.insert(0, sys.argv[1]); from cotenant.hostd import warm; warm.main(int(sys.argv[2]))"
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]); from cotenant.hostd.warm import main; main(int(sys.argv[2]))"
+        )
         # No site, no user settings: it needs the standard library alone, and starts in a third of the time.
         argv = [sys.executable, "-E", "-s", "-S", "-c", code, root, str(theirs.fileno())]
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -176,10 +178,7 @@ class Supervisor:
             attempt.taken.set_result(None)
 
     async def _shim_gone(self, attempt: Attempt) -> None:
-        # The kernel closes a dying shim's descriptors one after another; the lock may come a moment later.
-        deadline = time.monotonic() + 5.0
-        while attempt.is_locked() and time.monotonic() < deadline:
-            await asyncio.sleep(0.002)
+        await self._unlocked(attempt)
         if not attempt.living:
             return
         attempt.read()
@@ -187,6 +186,12 @@ class Supervisor:
             self._answer(attempt)  # launch() tries again
             return
         self._settle(attempt)
+
+    async def _unlocked(self, attempt: Attempt) -> None:
+        """Wait until a dying shim's lock is free: the kernel closes its descriptors one after another."""
+        deadline = time.monotonic() + 5.0
+        while attempt.is_locked() and time.monotonic() < deadline:  # noqa: ASYNC110 (a flock has no event)
+            await asyncio.sleep(0.002)
 
     def _settle(self, attempt: Attempt) -> None:
         """Judge an attempt that began and whose shim is gone."""
@@ -340,24 +345,29 @@ class Supervisor:
     async def _watch(self, attempt: Attempt) -> None:
         """Follow a shim that is not our child: by pidfd where its pid is known, by its lock until then."""
         while attempt.living and attempt.is_locked():
-            if attempt.pid is None:
+            if attempt.shim is None:
                 attempt.read()
-                if attempt.pid is not None and attempt.state == "starting":
-                    attempt.state = "running"
-                    self._answer(attempt)
-                    self._on_change(attempt)
-            if attempt.shim is not None and attempt.pid is not None and await self._ended(*attempt.shim):
+                self._seen_running(attempt)
+            if attempt.shim is None:
+                await asyncio.sleep(0.02)  # between the request and the line that names its pid
+            elif await self._ended(*attempt.shim):
                 break
-            await asyncio.sleep(0.02 if attempt.pid is None else 1.0)
+            else:
+                await asyncio.sleep(1.0)  # no pidfd on this kernel
         if not attempt.living:
             return
         attempt.read()
         if not attempt.began:
             self._on_unmade(attempt)
         else:
-            while attempt.is_locked():  # the shim is a zombie, or closing its descriptors
-                await asyncio.sleep(0.005)
+            await self._unlocked(attempt)
             self._settle(attempt)
+
+    def _seen_running(self, attempt: Attempt) -> None:
+        if attempt.pid is not None and attempt.state == "starting":
+            attempt.state = "stopping" if attempt.tombstone else "running"
+            self._answer(attempt)
+            self._on_change(attempt)
 
     async def _ended(self, pid: int, ticks: int) -> bool:
         """Wait for the end of exactly this process; False where the kernel has no pidfd."""
@@ -402,5 +412,4 @@ class Supervisor:
             self._warm.close()
             self._warm = None
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._warm_pid, 0)
-
+                os.waitpid(self._warm_pid, 0)  # noqa: ASYNC222 (its socket is closed: it ends at once)

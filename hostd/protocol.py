@@ -280,7 +280,7 @@ class CleanCheck:
 #   ack          {seq}                         no reply
 # Reports: "attempt" (AttemptReport) on every change; "clean" {lease_id, CleanCheck} when slots of an
 #   ended lease became clean; "card" (CardState) when a card's state changed; "facts" (HostFacts) when nvml changed.
-# Telemetry: "cards" {"cards": [CardState], "facts": HostFacts}.
+# Telemetry: "cards" {"cards": [CardState], "facts": HostFacts}; "logs" {"jobs": [job_id]} when logs of these grew.
 
 # ---- to and from JSON -------------------------------------------------------------------------
 

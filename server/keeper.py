@@ -29,6 +29,7 @@ class Keeper:
         self._db = db
         self._live = live
         self._settings = settings
+        self.version = 0  # rises with every change of the world
         self._all_dirty = True
         self._dirty_jobs: set[str] = set()
         self._dirty_leases: set[str] = set()
@@ -60,21 +61,31 @@ class Keeper:
 
     def observe_cards(self) -> None:
         """Cards or links were seen in another state."""
+        self.version += 1
         for key, slot in self._base.items():
             self._slots[key] = self._with_state(key, slot)
         self._see_hosts()
 
+    def doubt(self, *ids: str) -> None:
+        """Read these jobs and leases again before the next decision: what was assumed of them did not come true."""
+        for key in ids:
+            (self._dirty_leases if key.startswith("lse") else self._dirty_jobs).add(key)
+
     async def refresh(self, now_ms: int) -> None:
-        """Bring the world up to the newest commit."""
+        """Bring the world up to the newest commit.
+
+        Never gives the loop away in between: two refreshes that overlap would each see half of what changed.
+        """
         if not (self._all_dirty or self._dirty_jobs or self._dirty_leases or self._hosts_dirty):
             return
         everything = self._all_dirty
         jobs, leases, hosts = list(self._dirty_jobs), list(self._dirty_leases), self._hosts_dirty or everything
         self._all_dirty = self._hosts_dirty = False
+        self.version += 1
         self._dirty_jobs.clear()
         self._dirty_leases.clear()
         try:
-            asks, held, host_data, hours = await self._db.read(
+            asks, held, host_data, hours = self._db.peek(
                 lambda c: self._read(c, everything, jobs, leases, hosts, now_ms)
             )
         except BaseException:
@@ -189,6 +200,7 @@ class Keeper:
 
     def assume(self, ask_id: str | None, holding: Holding) -> None:
         """Count a grant that is being written as made, so that the next decision does not give it again."""
+        self.version += 1
         if ask_id is not None:
             self.asks.pop(ask_id, None)
         self.living[holding.id] = holding

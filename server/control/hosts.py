@@ -201,6 +201,11 @@ class Hosts:
         context, now = self._context, self._context.now()
         if name == "attempt":
             report = protocol.from_wire(AttemptReport, body)
+            if report.state == "running" and context.db.peek(lambda c: _known_running(c, report.attempt_id)):
+                # the answer to the start said the same; nothing to write, and a repeat would do no harm
+                done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                done.set_result(None)
+                return done
             done = context.db.submit(lambda tx: outcomes.take(tx, context, host, report, now, seq))
             done.add_done_callback(lambda future: self._taken(host, report, future))
             return done
@@ -242,6 +247,9 @@ class Hosts:
         if name == "cards":
             cards, facts = read_cards(body)
             self._see(host, cards, facts, self._context.now())
+        elif name == "logs":
+            jobs = [job for job in body.get("jobs") or () if isinstance(job, str)]
+            self._context.changes.publish(frozenset(f"cotenant://jobs/{job}/log" for job in jobs))
 
     def _see(self, host: str, cards: tuple[CardState, ...], facts: HostFacts, now: int) -> None:
         context = self._context
@@ -475,3 +483,11 @@ class Hosts:
                                   pool=lease["pool"], reason=clean(who, 300))  # fmt: skip
 
                 await context.db.write(name_it)
+
+
+def _known_running(connection: sqlite3.Connection, attempt_id: str) -> bool:
+    row = connection.execute(
+        "SELECT 1 FROM attempt a JOIN job j ON j.id = a.job_id WHERE a.id = ? AND a.state = 'running' AND j.state = 'running'",
+        (attempt_id,),
+    ).fetchone()
+    return row is not None

@@ -144,7 +144,7 @@ class Jobs:
         context = self._context
         now = ask.queued_at_ms
         if request_id is not None:
-            known = await context.db.read(lambda c: requests.find(Tx(c), caller.name, request_id, "submit_job", digest))
+            known = context.db.peek(lambda c: requests.find(Tx(c), caller.name, request_id, "submit_job", digest))
             if known is not None:
                 return replace(await self._views.get_job(caller, known), deduplicated=True)
         async with context.deciding:
@@ -181,7 +181,7 @@ class Jobs:
         while True:
             ticket = context.turnstile.ticket(f"cotenant://jobs/{job_id}")
             try:
-                state = await context.db.read(
+                state = context.db.peek(
                     lambda c: c.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone()
                 )
                 left = end - context.clock.monotonic_s()
@@ -246,7 +246,7 @@ class Jobs:
     async def carry_out_stop(self, job_id: str) -> None:
         """Pass an ordered stop to the host. Repeated by the loop until the host has taken it."""
         context = self._context
-        row = await context.db.read(
+        row = context.db.peek(
             lambda c: c.execute(
                 "SELECT a.id, a.host, j.spec, j.stop_reason FROM attempt a JOIN job j ON j.id = a.job_id"
                 " WHERE a.job_id = ? AND a.state <> 'ended' AND j.state = 'stopping'",

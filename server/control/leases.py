@@ -152,10 +152,10 @@ class Leases:
             try:
                 known = await context.db.write(partial(self._write_grant, caller, row, held, request_id, digest))
             except (sqlite3.IntegrityError, grants.GrantLost):
-                context.keeper.distrust()
+                context.keeper.doubt(lease_id)
                 continue
             if known is not None:
-                context.keeper.distrust()
+                context.keeper.doubt(lease_id)
                 return replace(await self._views.get_lease(caller, known), deduplicated=True)
             await self.take_on_host(lease_id)
             return await self._views.get_lease(caller, lease_id)
@@ -261,16 +261,14 @@ class Leases:
     async def take_on_host(self, lease_id: str) -> None:
         """Tell the hosts; one that finds something on a card takes the grant back."""
         context = self._context
-        rows = await context.db.read(lambda c: leases.slots(c, lease_id))
-        fence_row = await context.db.read(
-            lambda c: c.execute("SELECT fence FROM lease WHERE id = ?", (lease_id,)).fetchone()
-        )
+        rows = context.db.peek(lambda c: leases.slots(c, lease_id))
+        fence = context.db.peek(lambda c: c.execute("SELECT fence FROM lease WHERE id = ?", (lease_id,)).fetchone()[0])
         for host, slots in by_host(rows).items():
             link = context.hosts.get(host)
             if link is None or all(s.uuid == "cpu" for s in slots):
                 continue
             try:
-                await link.hold(lease_id, fence_row["fence"], slots)
+                await link.hold(lease_id, fence, slots)
             except HostRefused as refused:
                 await self.end(LOOP, lease_id, LeaseState.REVOKED, f"{refused.code}: {refused.message}")
                 raise Busy(
@@ -290,7 +288,7 @@ class Leases:
     async def free_on_host(self, lease_id: str) -> None:
         """Ask the hosts whether an ended lease's slots are clean, and free those that are."""
         context = self._context
-        rows = await context.db.read(lambda c: leases.slots(c, lease_id))
+        rows = context.db.peek(lambda c: leases.slots(c, lease_id))
         for host, slots in by_host([row for row in rows if row["use"] in ("cleaning", "occupied")]).items():
             link = context.hosts.get(host)
             if all(s.uuid == "cpu" for s in slots):

@@ -80,7 +80,7 @@ async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Sl
         log.info("the start of %s was decided on an older world: %s", job_id, error)
         attempt = None
     if attempt is None:
-        context.keeper.distrust()
+        context.keeper.doubt(job_id, lease_id)
         context.wake()
         return
     await start_attempt(context, attempt_id)
@@ -88,7 +88,7 @@ async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Sl
 
 async def start_attempt(context: Context, attempt_id: str) -> None:
     """Ask the host to start an intended attempt. Safe to repeat: hostd keys on the attempt's id."""
-    found = await context.db.read(lambda c: read_attempt(c, attempt_id))
+    found = context.db.peek(lambda c: read_attempt(c, attempt_id))
     if found is None or found[0]["state"] not in ("intended", "starting") or found[1]["state"] != "deploying":
         return
     attempt, job, slots = found
@@ -200,7 +200,7 @@ async def grant_claim(context: Context, lease_id: str, slots: list[Slot], now: i
         log.info("the grant of %s was decided on an older world: %s", lease_id, error)
         done = False
     if not done:
-        context.keeper.distrust()
+        context.keeper.doubt(lease_id)
         context.wake()
     return done
 

@@ -45,6 +45,7 @@ class Views:
     def __init__(self, context: Any, eyes: Eyes) -> None:
         self._c = context
         self._eyes = eyes
+        self._near: tuple[int, dict[str, bool]] | None = None  # pools near their cap, by the keeper's version
 
     # ---- leases
 
@@ -57,7 +58,7 @@ class Views:
         def read(c: sqlite3.Connection) -> tuple[sqlite3.Row | None, list[sqlite3.Row]]:
             return c.execute("SELECT * FROM lease WHERE id = ?", (lease_id,)).fetchone(), lease_rows.slots(c, lease_id)
 
-        row, slots = await self._c.db.read(read)
+        row, slots = self._c.db.peek(read)
         if row is None:
             raise NotFound(
                 f'there is no lease "{clean(lease_id, 64)}"', code="no_such_lease", hint="list_leases shows yours."
@@ -250,8 +251,14 @@ class Views:
         """Told from 90 % of the cap on (design section 6)."""
         if pool not in self._c.settings.pools:
             return False
-        use = usage(self._c.keeper.world(), pool)
-        return use.cap > 0 and use.used * 10 >= use.cap * 9
+        keeper = self._c.keeper
+        if self._near is None or self._near[0] != keeper.version:
+            self._near = (keeper.version, {})
+        known = self._near[1].get(pool)
+        if known is None:
+            use = usage(keeper.world(), pool)
+            known = self._near[1][pool] = use.cap > 0 and use.used * 10 >= use.cap * 9
+        return known
 
     # ---- fleet
 
@@ -466,7 +473,7 @@ class Views:
             ).fetchall()
             return row, attempts, {t["lease_id"]: lease_rows.slots(c, t["lease_id"]) for t in attempts}
 
-        row, attempts, slots = await self._c.db.read(read)
+        row, attempts, slots = self._c.db.peek(read)
         if row is None:
             raise NotFound(f'there is no job "{clean(job_id, 64)}"', code="no_such_job", hint="list_jobs shows yours.")
         return self._job(caller, row, attempts, slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections.abc import Iterable
@@ -21,6 +22,16 @@ _LIVING = (
 def needs_of(spec: JobSpec, avoid: Iterable[str] = ()) -> Needs:
     """What a job wants of its place. `avoid` holds hosts (names) and cards (UUIDs) that were at fault before."""
     avoid = tuple(sorted(avoid))
+    return _same(_needs_of(spec, avoid))
+
+
+@functools.lru_cache(maxsize=4096)
+def _same(needs: Needs) -> Needs:
+    """One object for equal needs: a pass compares them by identity first."""
+    return needs
+
+
+def _needs_of(spec: JobSpec, avoid: tuple[str, ...]) -> Needs:
     cards = tuple(a for a in avoid if a.startswith(("GPU-", "MIG-", "SIM-")))
     return Needs(
         gpus_min=spec.gpus_min,
@@ -61,7 +72,7 @@ def needs_from_json(text: str) -> Needs:
     for key, value in given.items():
         if isinstance(value, list):
             given[key] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    return Needs(**given)
+    return _same(Needs(**given))
 
 
 def asks(

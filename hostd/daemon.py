@@ -26,6 +26,8 @@ from cotenant.hostd.state import StateError, check_private_directory
 TEND_S = 5.0
 #: How often a connected server hears of load, memory and disk.
 FACTS_S = 15.0
+#: Seconds between two looks at whether logs grew; who follows one waits at most this long.
+LOGS_S = 0.5
 #: Telemetry is dropped while this much waits to be sent.
 TELEMETRY_BACKLOG_BYTES = 1024 * 1024
 
@@ -201,7 +203,7 @@ class Daemon:
         """Look at cards and logs as often as needed and no oftener; idle without cards costs nothing."""
         host, loop = self._host, asyncio.get_running_loop()
         assert host is not None
-        looked = tended = told = loop.time()
+        looked = tended = told = listened = loop.time()
         while True:
             now = loop.time()
             waits = []
@@ -214,6 +216,12 @@ class Daemon:
                         self._telemetry({"cards": cards, "facts": host.facts()})
                         told = now
                 waits.append(looked + interval - now)
+            if self._control is not None and host.attempts.living():
+                if now >= listened + LOGS_S:
+                    listened = now
+                    if grown := host.grown_logs():
+                        self._telemetry({"jobs": grown}, name="logs")
+                waits.append(listened + LOGS_S - now)
             if len(host.attempts) and host.busy:
                 if now >= tended + TEND_S:
                     tended = now
@@ -235,10 +243,10 @@ class Daemon:
             traceback.print_exc()
             return None
 
-    def _telemetry(self, body: Any) -> None:
+    def _telemetry(self, body: Any, name: str = "cards") -> None:
         control = self._control
         if control is not None and control.backlog < TELEMETRY_BACKLOG_BYTES:
-            control.send(protocol.telemetry("cards", body))
+            control.send(protocol.telemetry(name, body))
 
 
 def _operations(host: Host) -> Dict[str, Callable[[Dict[str, Any]], Awaitable[Any]]]:

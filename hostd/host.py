@@ -73,6 +73,7 @@ class Host:
         self._tasks: Set[asyncio.Task[None]] = set()
         self._closed = False
         self._card_told: Dict[str, Tuple[Any, ...]] = {}
+        self._log_sizes: Dict[str, int] = {}
         self._driver_told: Tuple[Any, ...] = (cards.driver.status, cards.driver.version)
 
     # ---- life
@@ -494,6 +495,16 @@ class Host:
             self._report("facts", "", self.facts())
         return cards
 
+    def grown_logs(self) -> List[str]:
+        """Jobs whose living attempt has written since the last call, so that readers need not ask for nothing."""
+        grown, sizes = [], {}
+        for attempt in self.attempts.living():
+            sizes[attempt.id] = sum(_size(attempt.log_path(stream)) for stream in ("out", "err"))
+            if attempt.spec is not None and sizes[attempt.id] != self._log_sizes.get(attempt.id, 0):
+                grown.append(attempt.spec.job_id)
+        self._log_sizes = sizes
+        return grown
+
     def tend(self) -> None:
         """Once in a while, while attempts live: cap logs, and tell of stops that do not come to an end."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -517,6 +528,13 @@ class Host:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _enterable(path: str) -> bool:

@@ -77,16 +77,16 @@ class Agent:
     def says(self, text: str) -> None:
         self._told.line(self.short, text)
 
-    async def call(self, tool: str, *, progress: Callable[[str], None] | None = None, **args: Any) -> Answer:
+    async def call(self, tool: str, *, waiting: Callable[[str], None] | None = None, **args: Any) -> Answer:
         """A tool's structured answer. Raises ToolRefused with the server's sentence, Problem for anything else."""
 
-        async def on_progress(done: float, total: float | None, message: str | None) -> None:
-            if progress is not None and message:
-                progress(message)
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            if waiting is not None and message:
+                waiting(message)
 
         try:
             result = await self.client.call_tool(
-                tool, args, progress_callback=on_progress if progress is not None else None
+                tool, args, progress_callback=on_progress if waiting is not None else None
             )
         except MCPError as exc:
             raise Problem(f"{self.caller}: {tool} failed: {exc}") from exc
@@ -268,7 +268,7 @@ class _Play:
         """wait_job until it is over, or the lease is granted."""
         while True:
             answer = await agent.call(
-                "wait_job", job_id=object_id, max_wait_s=45, progress=lambda text: agent.says(f"waiting: {text}")
+                "wait_job", job_id=object_id, max_wait_s=45, waiting=lambda text: agent.says(f"waiting: {text}")
             )
             if answer["done"]:
                 return answer

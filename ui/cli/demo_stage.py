@@ -63,8 +63,8 @@ def perform(*, train: str, seconds: int, simulate: int | None, data: str | None,
         return EXIT_REFUSED
     finally:
         signal.signal(signal.SIGTERM, interrupted)
-        if server is not None and (problem := server.end()):
-            told.line("server", problem)
+        if server is not None and (wrong := server.end()):
+            told.line("server", wrong)
         kin.end(5)  # hostd and its attempts outlive a server by design; a demo leaves nothing behind
         if kept:
             told.line(

@@ -1,6 +1,8 @@
 """What is shipped is what is in the repository: links, wheel, sdist, and an install into an empty environment."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -97,3 +99,27 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
     assert all(path.startswith(str(lib)) for path in where.split())
     assert "serve" in run(str(home / "bin" / "cotenant"), "--help")
     assert "--socket" in run(str(home / "bin" / "cotenant-hostd"), "--help")
+
+    serves(home / "bin" / "cotenant", tmp_path)
+
+
+def serves(cotenant: Path, folder: Path) -> None:
+    """`cotenant serve` becomes ready, answers, and ends with 0 after SIGTERM; its hostd is ended by the test."""
+    data = folder / "data"
+    command = [cotenant, "serve", "--data", data, "--port", "0", "--simulate-gpus", "1"]
+    with (folder / "err").open("w+b") as err, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err) as server:
+        try:
+            assert server.stdout
+            line = server.stdout.readline().decode()
+            assert line.startswith("ready http://127.0.0.1:"), (folder / "err").read_text()
+            status = [cotenant, "status", "--data", data, "--json"]
+            done = subprocess.run(status, capture_output=True, text=True, timeout=30, check=False)
+            assert done.returncode == 0, done.stderr
+            server.terminate()
+            assert server.wait(timeout=10) == 0
+        finally:
+            server.kill()
+            for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    if str(data).encode() in cmdline.read_bytes():
+                        os.kill(int(cmdline.parent.name), signal.SIGTERM)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,33 @@ def test_an_unknown_argument_is_refused() -> None:
     )
     assert done.returncode == 1
     assert "unknown argument '--Dev'" in done.stderr
+
+
+def test_gpu_check_runs_a_job_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    if not (ROOT / ".venv" / ".cotenant-setup").exists():  # made by hand: gpu-check must not reinstall under our feet
+        pytest.fail("run the tests through scripts/test, or scripts/setup --dev once")
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    script = ROOT / "scripts" / "gpu-check"
+    done = subprocess.run(
+        [script, "--simulate-gpus", "1"], env=env, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no CUDA driver" in done.stdout or "no card to see" in done.stdout
+    assert "everything holds" in done.stderr or "leased and given back" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+    def left() -> list[Path]:
+        return [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in read(path)]
+
+    deadline = time.monotonic() + 10
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left() == []
+
+
+def read(path: Path) -> str:
+    """A file of a process that may be gone by now."""
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

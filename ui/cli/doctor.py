@@ -96,18 +96,6 @@ def _directory(data: str) -> Iterator[Check]:
         "data", mine and not open_to, f"{data}, mode {seen.st_mode & 0o777:o}{'' if mine else ', of another user'}",
         f"Who can read it is admin of everything. Close it: chmod 700 {data}" if open_to else "Run doctor as the user that runs the server.",
     )  # fmt: skip
-    from pathlib import Path
-
-    from cotenant.server.store.db import NETWORK_FILE_SYSTEMS, file_system_of
-
-    kind = file_system_of(Path(data))
-    shared = kind in NETWORK_FILE_SYSTEMS
-    yield Check(
-        "file system",
-        not shared,
-        f"{kind or 'not known'}{', shared over the network' if shared else ''}",
-        "SQLite loses data there. Use a local disk with --data.",
-    )
     free = os.statvfs(data)
     mib = free.f_bavail * free.f_frsize // 2**20
     yield Check(

@@ -41,13 +41,16 @@ def configure(parser: Parser, _: str) -> None:
     cancel = _on_job(parser, "cancel", act_cancel, "stop a job for good")
     _as_operator(cancel)
     ask.yes_option(cancel)
-    _on_job(parser, "retry", act_retry, "start a final job again as a new attempt")
+    _on_job(parser, "retry", act_retry, "run a job that is over once more, as a new job")
     signal = _on_job(parser, "signal", act_signal, "send a signal to a running job's processes", more=" USR1")
     signal.add_argument("signal", metavar="SIGNAL", help="name or number, such as USR1, CONT, 12")
     hold = _on_job(parser, "hold", act_hold, "keep a waiting job from starting")
     _as_operator(hold, reason_for="why; shown to whoever asks why it waits")
     release = _on_job(parser, "release", act_release, "let a held job start")
     _as_operator(release)
+    evict = _on_job(parser, "evict", act_evict, "take a running job off its cards (people only)", more=' --reason "…"')
+    evict.add_argument("--reason", required=True, help="why; the owner and the audit see it")
+    ask.yes_option(evict)
     abandon = _on_job(
         parser,
         "abandon",
@@ -153,7 +156,12 @@ def act_cancel(args: argparse.Namespace) -> int:
 
 
 def act_retry(args: argparse.Namespace) -> int:
-    return _brief(args, ask.client(args).call_tool("retry_job", {"job_id": args.job}))
+    job = ask.client(args).call_tool("retry_job", {"job_id": args.job})
+    if args.json:
+        show.as_json(job)
+    else:
+        show.out(str(job["job_id"]))
+    return 0
 
 
 def act_signal(args: argparse.Namespace) -> int:
@@ -177,6 +185,12 @@ def act_release(args: argparse.Namespace) -> int:
     if args.operate:
         return _brief(args, _operate(args, "job.unhold"))
     return _brief(args, ask.client(args).call_tool("release_job", {"job_id": args.job}))
+
+
+def act_evict(args: argparse.Namespace) -> int:
+    client = ask.client(args)
+    ask.sure(args, f"Take job {args.job} off its cards?")
+    return _brief(args, client.operate("job.evict", {"job_id": args.job}, args.reason))
 
 
 def act_abandon(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotenant.ui.cli import ask, show, waiting
 from cotenant.ui.cli.fleet import clock
-from cotenant.ui.cli.problems import Problem, Usage
+from cotenant.ui.cli.problems import Usage
 
 TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
@@ -138,9 +138,11 @@ def act_show(args: argparse.Namespace) -> int:
 
 
 def find(client: Any, lease_id: str) -> Answer:
-    """One lease of any state, by wait_job with no wait. Raises ToolRefused where there is none."""
+    """One lease in any state, by a wait of no time. Raises ToolRefused where there is none."""
     answer: Answer = client.call_tool("wait_job", {"job_id": lease_id, "max_wait_s": 0})
-    return answer.get("lease") or answer
+    if "lease_id" not in answer:
+        raise Usage(f"{lease_id} is not a lease. For a job: cotenant job show {lease_id}")
+    return answer
 
 
 def act_list(args: argparse.Namespace) -> int:
@@ -176,8 +178,6 @@ def act_evict(args: argparse.Namespace) -> int:
 
 def tell(lease: Answer) -> None:
     """One lease for a person."""
-    if not lease.get("lease_id"):
-        raise Problem("The answer names no lease.")
     show.pairs(
         [
             ("lease", lease["lease_id"]),

@@ -51,6 +51,7 @@ def own_errors() -> Iterator[None]:
     """The server's own refusals as problems of the command line; anything else is a bug and keeps its traceback."""
     from cotenant.server.config import ConfigError
     from cotenant.server.errors import CotenantError
+    from cotenant.server.store.db import StoreRefused
 
     try:
         yield
@@ -58,6 +59,8 @@ def own_errors() -> Iterator[None]:
         raise Usage(str(exc)) from exc
     except CotenantError as exc:
         raise ToolRefused(exc.code, exc.text(), exc.data) from exc
+    except StoreRefused as exc:
+        raise Problem(str(exc)) from exc
     except OSError as exc:
         if exc.filename is None and exc.strerror is None:
             raise

@@ -23,6 +23,12 @@ def out(text: str = "") -> None:
     sys.stdout.flush()
 
 
+def err(text: str) -> None:
+    """One line on standard error as it is: what a job wrote there."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
 def say(text: str) -> None:
     """One line for the person, on standard error, so that output stays clean."""
     sys.stderr.write(f"cotenant: {text}\n")

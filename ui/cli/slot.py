@@ -15,22 +15,22 @@ def configure(parser: Parser, _: str) -> None:
     clear = parser.sub(
         "clear",
         act_clear,
-        "take a card for free though the host did not say so (people only)",
-        example='cotenant slot clear GPU-5f3a… --reason "rebooted it"',
+        "take the cards of an ended lease for free though the host did not say so (people only)",
+        example='cotenant slot clear LEASE --reason "looked with nvidia-smi: nothing runs"',
     )
-    clear.add_argument("uuid", metavar="UUID", help="the card, as `cotenant gpus --json` names it")
-    clear.add_argument("--share", type=int, help="the share, where the card is shared")
-    clear.add_argument("--host", default="local", help="the card's host (local)")
+    clear.add_argument(
+        "lease", metavar="LEASE", help="the lease that held them, as `cotenant lease list --state all` names it"
+    )
     clear.add_argument("--reason", required=True, help="why; recorded")
     ask.yes_option(clear)
 
 
 def act_clear(args: argparse.Namespace) -> int:
     client = ask.client(args)
-    ask.sure(args, f"Take {args.uuid} for free? Whoever gets it next may meet what still runs there.")
-    answer = client.operate("slot.clear", {"host": args.host, "uuid": args.uuid, "share": args.share}, args.reason)
+    ask.sure(args, f"Take the cards of {args.lease} for free? Whoever gets them next may meet what still runs there.")
+    answer = client.operate("slot.clear", {"lease_id": args.lease}, args.reason)
     if args.json:
         show.as_json(answer)
     else:
-        show.out(f"{args.uuid} cleared")
+        show.out(f"{args.lease}: {'its cards are free' if answer.get('freed') else 'nothing was left to clear'}")
     return 0

@@ -140,8 +140,7 @@ def _notes(job: Answer) -> None:
 def _to_the_end(client: Client, job: Answer, *, follow: bool) -> Answer:
     if follow:
         for answer in logs.follow(client, job["job_id"]):
-            for line in answer["lines"]:
-                show.out(show.log_line(line))
+            logs.write(answer)
     return waiting.for_job(client, job["job_id"])
 
 

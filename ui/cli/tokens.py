@@ -69,8 +69,7 @@ def act_create(args: argparse.Namespace) -> int:
     def offline(data: Any) -> Answer:
         from cotenant.server.offline import create_token
 
-        made: Answer = create_token(data, **wanted)
-        return made
+        return create_token(data, **wanted)
 
     answer = _either(args, lambda client: client.operate("token.create", wanted, args.reason), offline)
     if args.out:
@@ -95,8 +94,7 @@ def act_list(args: argparse.Namespace) -> int:
     def offline(data: Any) -> Answer:
         from cotenant.server.offline import list_tokens
 
-        found: Any = list_tokens(data)
-        return found if isinstance(found, dict) else {"tokens": found}
+        return {"tokens": list_tokens(data)}
 
     answer = _either(args, lambda client: client.operate("token.list", {}, "listed on the command line"), offline)
     if args.json:
@@ -105,7 +103,7 @@ def act_list(args: argparse.Namespace) -> int:
     rows = (
         (
             t.get("name"), t.get("kind"), t.get("owner"), _joined(t.get("scopes")), t.get("toolset"),
-            _state(t), t.get("expires_at"), t.get("last_seen_at") or t.get("seen_at"), t.get("token_id") or t.get("id"),
+            t.get("state"), t.get("expires_at"), t.get("last_seen_at"), t.get("id"),
         )
         for t in answer["tokens"]
     )  # fmt: skip
@@ -119,16 +117,11 @@ def _joined(words: Any) -> str:
     return words if isinstance(words, str) else ",".join(words or ())
 
 
-def _state(token: Answer) -> str:
-    return "revoked" if token.get("revoked_at") or token.get("revoked") else str(token.get("state") or "valid")
-
-
 def act_revoke(args: argparse.Namespace) -> int:
     def offline(data: Any) -> Answer:
         from cotenant.server.offline import revoke_token
 
-        found: Any = revoke_token(data, args.token)
-        return found if isinstance(found, dict) else {"token": args.token}
+        return revoke_token(data, args.token, args.reason)
 
     ask.sure(args, f"End the token of {args.token} now? What it started goes on.")
     answer = _either(args, lambda client: client.operate("token.revoke", {"token": args.token}, args.reason), offline)

@@ -60,16 +60,15 @@ def reason(answer: Answer) -> str:
 
 def once(client: Client, object_id: str, wait_s: float, progress: Progress | None) -> Answer:
     """One wait of at most `wait_s` seconds for a job or lease; where it stands then."""
-    answer = patiently(
+    answer: Answer = patiently(
         lambda: client.call_tool(
             "wait_job", {"job_id": object_id, "max_wait_s": wait_s}, on_progress=progress, wait_s=wait_s
         ),
         say=show.say,
     )
-    found: Answer = answer.get("lease") or answer.get("job") or answer
     if progress is not None:
-        progress(reason(found))
-    return found
+        progress(reason(answer))
+    return answer
 
 
 def for_job(client: Client, job_id: str, *, timeout_s: float | None = None) -> Answer:

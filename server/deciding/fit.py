@@ -493,8 +493,9 @@ class Fleet:
     def earliest(self, shape: Shape) -> tuple[Holder | None, int, int]:
         """Who has to end first so that enough is free, and how many of the cards that fit are free and in use now.
 
-        The holder is the one whose end makes enough free at the earliest known time; without a known time the first
-        one of the first host. Cards of hosts that get no new work are left out.
+        The holder is the one with whose end enough is free, at the earliest known time. Where no known ends are
+        enough it is one of those whose end nobody knows, without a time. Cards of hosts that get no new work are
+        left out.
         """
         found = self._earliest.get(shape.number)
         if found is None:
@@ -503,7 +504,7 @@ class Fleet:
 
     def _find_earliest(self, shape: Shape) -> tuple[Holder | None, int, int]:
         ends: list[tuple[int, str, Holder]] = []
-        anybody: Holder | None = None
+        unknown: Holder | None = None
         free = in_use = 0
         for seat in shape.seats:
             host = seat.host
@@ -513,7 +514,7 @@ class Fleet:
             free += (host.free & allowed).bit_count()
             in_use += (host.held & allowed).bit_count()
             held = [h for _, slot in host.keys(host.held & allowed) if (h := self.holder.get(slot.key)) is not None]
-            anybody = anybody or (held[0] if held else None)
+            unknown = unknown or next((h for h in held if h.until_ms is None), None)
             known = [(h.until_ms, h.agent, h) for h in held if h.until_ms is not None]
             known.sort(key=_end_order)
             missing = max(1, (1 if seat.shares else shape.low) - (host.free & allowed).bit_count())
@@ -522,7 +523,7 @@ class Fleet:
             if 0 < missing <= len(known):
                 ends.append(known[missing - 1])
         ends.sort(key=_end_order)
-        first = ends[shape.nodes - 1][2] if len(ends) >= shape.nodes else anybody
+        first = ends[shape.nodes - 1][2] if len(ends) >= shape.nodes else unknown
         return first, free, in_use
 
 

@@ -117,9 +117,9 @@ def _busy(fleet: Fleet, shape: Shape) -> Blocker:
         names += (("holder", holder.agent),)
         until_ms = holder.until_ms
         if until_ms is None:
-            message += f"; held by {quoted(holder.agent)}, nobody knows until when"
+            message += f"; nobody knows when {quoted(holder.agent)} ends"
         else:
-            message += f"; {quoted(holder.agent)} is the first to end, at the latest at {at_text(until_ms)}"
+            message += f"; enough is free once {quoted(holder.agent)} ends, at the latest at {at_text(until_ms)}"
     helps = "wait in the queue, it starts by itself; or ask for fewer, or release what you do not use"
     return Blocker("host_cpu_jobs" if shape.cpu else "busy", message, numbers, names, until_ms, helps=helps)
 

@@ -1,0 +1,20 @@
+"""The read side of every door: rows and live observations as frozen answers, seen with one caller's eyes.
+
+One module per noun; doors only know `Views`.
+"""
+
+from __future__ import annotations
+
+from cotenant.server.store.views.base import Eyes
+from cotenant.server.store.views.events import EventViews
+from cotenant.server.store.views.fleet import FleetViews
+from cotenant.server.store.views.jobs import JobViews
+from cotenant.server.store.views.leases import LeaseViews
+from cotenant.server.store.views.quota import QuotaViews
+
+
+class Views(LeaseViews, QuotaViews, FleetViews, JobViews, EventViews):
+    """Every read of every door."""
+
+
+__all__ = ["Eyes", "Views"]

@@ -1,0 +1,118 @@
+"""What all views share: the caller's eyes, the world, and the small pieces of answers."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from cotenant.server.clock import iso_or_none
+from cotenant.server.deciding.usage import usage
+from cotenant.server.deciding.world import UNITS_PER_CARD, Blocker, SlotKey, World
+from cotenant.server.errors import BadRequest
+from cotenant.server.model import answers as a
+from cotenant.server.model.caller import Caller
+from cotenant.server.model.states import PRIORITIES
+from cotenant.server.model.text import clean
+
+PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
+
+
+class Eyes(Protocol):
+    """Who may look inside what; `control.auth.Auth` decides."""
+
+    def sees_inside(self, caller: Caller, *, owner: str, name: str, pool: str) -> bool: ...
+
+
+class View:
+    """Needs the context for clock, world and live observations only."""
+
+    def __init__(self, context: Any, eyes: Eyes) -> None:
+        self._c = context
+        self._eyes = eyes
+        self._near: tuple[int, dict[str, bool]] | None = None  # pools near their cap, by the keeper's version
+
+    def _near_cap(self, pool: str) -> bool:
+        """Told from 90 % of the cap on (design section 6)."""
+        if pool not in self._c.settings.pools:
+            return False
+        keeper = self._c.keeper
+        if self._near is None or self._near[0] != keeper.version:
+            self._near = (keeper.version, {})
+        known = self._near[1].get(pool)
+        if known is None:
+            use = usage(keeper.world(), pool)
+            known = self._near[1][pool] = use.cap > 0 and use.used * 10 >= use.cap * 9
+        return known
+
+    def _simulated(self, uuid: str) -> bool:
+        live = self._c.live.cards.get(uuid)
+        return bool(live.state.simulated) if live is not None else uuid.startswith("SIM-")
+
+
+def slot_answer(row: sqlite3.Row) -> a.SlotAnswer:
+    return a.SlotAnswer(
+        row["host"], row["idx"], row["uuid"], row["share"] if row["shares"] > 1 and row["uuid"] != "cpu" else None
+    )
+
+
+def blocker_answer(b: Blocker) -> a.BlockerAnswer:
+    return a.BlockerAnswer(
+        b.code, b.message, dict(b.numbers), dict(b.names), iso_or_none(b.until_ms), b.set_by, b.helps
+    )
+
+
+def left_s(at_ms: int | None, now: int) -> int | None:
+    return None if at_ms is None else max(0, (at_ms - now) // 1000)
+
+
+def cards_up(units: int) -> int:
+    return -(-units // UNITS_PER_CARD)
+
+
+def units_of(world: World, slots: tuple[SlotKey, ...], context: Any) -> int:
+    total = 0
+    for key in slots:
+        if key[1] != "cpu":
+            try:
+                total += context.keeper.slot(key).units
+            except KeyError:  # a card that is in no inventory any more
+                total += UNITS_PER_CARD
+    return total
+
+
+def command_line(spec: dict[str, Any]) -> str:
+    command = spec.get("command", "")
+    return command if isinstance(command, str) else " ".join(command)
+
+
+def checked_limit(limit: int, most: int) -> int:
+    if not 1 <= limit <= most:
+        raise BadRequest(f"limit is {limit}; it must be 1 to {most}", hint="Use the cursor for more.")
+    return limit
+
+
+def one_of(value: str, what: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise BadRequest(f'{what} "{clean(value, 40)}" is not known', hint=f"Possible: {', '.join(known)}.")
+
+
+def cursor_id(cursor: str, prefix: str) -> str:
+    if not cursor.startswith(f"{prefix}_") or len(cursor) > 64:
+        raise BadRequest(
+            "this cursor is not from the same list", code="bad_cursor", hint="Leave it out to start from the newest."
+        )
+    return cursor
+
+
+def time_ms(text: str) -> int:
+    """An ISO 8601 time as milliseconds; without a zone it is UTC."""
+    from datetime import UTC, datetime
+
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise BadRequest(
+            f'"{clean(text, 40)}" is no time', hint="Give ISO 8601, such as 2026-11-30T12:00:00Z, or a cursor."
+        ) from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -1,0 +1,223 @@
+"""Cards, hosts, queues and callers."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from cotenant.server.clock import iso_or_none
+from cotenant.server.deciding.world import World
+from cotenant.server.errors import BadRequest
+from cotenant.server.model import answers as a
+from cotenant.server.model.caller import Caller
+from cotenant.server.model.text import clean, mask
+from cotenant.server.store import hosts as host_rows
+from cotenant.server.store.views.base import (
+    PRIORITY_NAMES,
+    View,
+    cards_up,
+    checked_limit,
+    one_of,
+    units_of,
+)
+
+_ONLINE_MS = 120_000
+
+
+class FleetViews(View):
+    """Reads of what there is and who uses it."""
+
+    async def list_gpus(
+        self, caller: Caller, *, host: str | None = None, pool: str | None = None, state: str | None = None
+    ) -> a.GpuList:
+        """Every card: who holds it, until when, and what is on it."""
+
+        def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], dict[str, list[sqlite3.Row]]]:
+            held: dict[str, list[sqlite3.Row]] = {}
+            for row in c.execute(
+                "SELECT s.uuid, s.use, s.detail, l.id, l.caller, l.owner, l.hard_end_at_ms, l.expires_at_ms, l.kind, l.job_id,"
+                " j.name AS job_name FROM lease_slot s JOIN lease l ON l.id = s.lease_id LEFT JOIN job j ON j.id = l.job_id"
+                " WHERE s.use <> 'freed' ORDER BY s.share"
+            ):
+                held.setdefault(row["uuid"], []).append(row)
+            return host_rows.all_gpus(c), held
+
+        gpus, held = await self._c.db.read(read)
+        wanted = [g for g in gpus if host in (None, g["host"]) and pool in (None, g["pool"])]
+        cards = [self._gpu(g, held.get(g["uuid"], [])) for g in wanted]
+        if state is not None:
+            one_of(state, "state", ("free", "held", "cleaning", "occupied", "sick", "lost", "unverified", "unknown"))
+            cards = [card for card in cards if card.state == state]
+        return a.GpuList(cards, free=sum(1 for card in cards if card.state == "free"), total=len(cards))
+
+    def _gpu(self, row: sqlite3.Row, held: list[sqlite3.Row]) -> a.GpuAnswer:
+        now = self._c.now()
+        live = self._c.live.cards.get(row["uuid"])
+        seen = live.state if live is not None else None
+        link = self._c.live.hosts.get(row["host"])
+        first = held[0] if held else None
+        if first is not None and len(held) >= row["shares"]:
+            state = first["use"]
+        elif seen is None or link is None or link.link != "up":
+            state = "unknown"
+        else:
+            state = "free" if seen.state == "ok" else seen.state
+        reason = (first["detail"] if first is not None and first["detail"] else None) or (
+            seen.reason if seen is not None else None
+        )
+        if state == "unknown" and link is not None and link.reason:
+            reason = link.reason
+        holding = first is not None and first["use"] == "held"
+        until = None
+        if first is not None and holding:
+            until = min(
+                t
+                for t in (first["hard_end_at_ms"], first["expires_at_ms"] if first["kind"] == "direct" else None)
+                if t is not None
+            )
+        return a.GpuAnswer(
+            host=row["host"],
+            index=seen.index if seen is not None else row["idx"],
+            uuid=row["uuid"],
+            model=row["name"],
+            pool=row["pool"],
+            memory_mib=row["memory_mib"],
+            memory_used_mib=seen.memory_used_mib if seen is not None else None,
+            util_pct=seen.util_pct if seen is not None else None,
+            temperature_c=seen.temperature_c if seen is not None else None,
+            power_w=seen.power_w if seen is not None else None,
+            state=state,
+            reason=clean(reason, 300) if reason else None,
+            lease_id=first["id"] if first is not None else None,
+            holder=first["caller"] if first is not None else None,
+            owner=first["owner"] if first is not None else None,
+            job_id=first["job_id"] if first is not None else None,
+            job_name=mask(first["job_name"]) if first is not None and first["job_name"] else None,
+            until=iso_or_none(until),
+            shares=row["shares"],
+            simulated=bool(row["simulated"]),
+            observed_at=iso_or_none(live.at_ms if live is not None else None),
+            age_s=None if live is None else max(0, (now - live.at_ms) // 1000),
+            processes=[
+                a.CardProcessAnswer(
+                    p.pid, p.user, clean(p.program, 80) if p.program else None, p.memory_mib, p.lease_id
+                )
+                for p in (seen.processes if seen is not None else ())
+            ],
+        )
+
+    async def list_hosts(self, caller: Caller) -> a.HostList:
+        """Every host: its link, its machine, its driver."""
+
+        def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
+            return host_rows.all_hosts(c), host_rows.all_gpus(c)
+
+        hosts, gpus = await self._c.db.read(read)
+        await self._c.keeper.refresh(self._c.now())
+        slots = self._c.keeper.slots()
+        now = self._c.now()
+        out = []
+        for row in hosts:
+            live = self._c.live.hosts.get(row["name"])
+            facts = live.facts if live is not None else None
+            mine = [g for g in gpus if g["host"] == row["name"]]
+            places = [s for s in slots if s.host == row["name"] and s.kind == "cpu"]
+            busy = {s.uuid for s in slots if s.host == row["name"] and s.kind == "gpu" and s.state != "free"}
+            out.append(
+                a.HostAnswer(
+                    host=row["name"],
+                    link=live.link.value if live is not None else "connecting",
+                    mode=row["mode"],
+                    reason=row["mode_reason"] or (live.reason if live is not None else "") or None,
+                    gpus=len(mine),
+                    free_gpus=sum(1 for g in mine if g["uuid"] not in busy),
+                    cpus=facts.cpus if facts else None,
+                    memory_mib=facts.memory_mib if facts else None,
+                    memory_available_mib=facts.memory_available_mib if facts else None,
+                    disk_free_mib=facts.disk_free_mib if facts else None,
+                    load_1m=facts.load_1m if facts else None,
+                    driver=facts.driver if facts else None,
+                    cuda=facts.cuda if facts else None,
+                    nvml=facts.nvml if facts else None,
+                    nvml_message=clean(facts.nvml_message, 300) if facts and facts.nvml_message else None,
+                    isolation="none",
+                    simulated=any(g["simulated"] for g in mine),
+                    observed_at=iso_or_none(live.at_ms if live is not None and live.at_ms else None),
+                    age_s=None if live is None or not live.at_ms else max(0, (now - live.at_ms) // 1000),
+                    cpu_places=len(places),
+                    cpu_places_free=sum(1 for s in places if s.state == "free"),
+                )
+            )
+        return a.HostList(out)
+
+    async def list_queues(self, caller: Caller, *, pool: str | None = None, limit: int = 20) -> a.QueueList:
+        """The waiting line of each pool, in the order in which it was last decided."""
+        if pool is not None and pool not in self._c.settings.pools:
+            raise BadRequest(
+                f'there is no pool "{clean(pool, 64)}"',
+                code="no_such_pool",
+                hint=f"Pools: {', '.join(sorted(self._c.settings.pools))}.",
+            )
+        await self._c.keeper.refresh(self._c.now())
+        world: World = self._c.keeper.world()
+        now = self._c.now()
+        names = await self._names([ask.id for ask in world.asks if ask.kind == "job"])
+        queues = []
+        for name in sorted(self._c.settings.pools) if pool is None else [pool]:
+            rules = self._c.settings.pools[name]
+            waiting = sorted(
+                (ask for ask in world.asks if ask.pool == name),
+                key=lambda ask: (-ask.priority, not ask.resumed, ask.queued_at_ms, ask.id),
+            )
+            entries = [
+                a.QueueEntry(
+                    id=ask.id,
+                    kind=ask.kind,
+                    name=mask(names.get(ask.id, "")),
+                    holder=ask.agent,
+                    owner=ask.owner,
+                    gpus=ask.needs.gpus_min,
+                    priority=PRIORITY_NAMES.get(ask.priority, str(ask.priority)),
+                    waiting_s=max(0, (now - ask.queued_at_ms) // 1000),
+                    blocker=self._c.blockers[ask.id][0].code if self._c.blockers.get(ask.id) else "",
+                )
+                for ask in waiting[: checked_limit(limit, 500)]
+            ]
+            running = sum(1 for h in world.holdings if h.pool == name)
+            queues.append(a.QueueAnswer(name, rules.order, rules.paused, running, len(waiting), entries))
+        return a.QueueList(queues)
+
+    async def _names(self, ids: list[str]) -> dict[str, str]:
+        def read(c: sqlite3.Connection) -> dict[str, str]:
+            return {
+                row["id"]: row["name"]
+                for row in c.execute("SELECT id, name FROM job WHERE state IN ('queued', 'held', 'preempted')")
+            }
+
+        return await self._c.db.read(read) if ids else {}
+
+    async def list_agents(self, caller: Caller) -> a.AgentList:
+        """Who there is, who is on line, who holds what."""
+        callers = await self._c.db.read(lambda c: c.execute("SELECT * FROM caller ORDER BY name").fetchall())
+        await self._c.keeper.refresh(self._c.now())
+        world: World = self._c.keeper.world()
+        now = self._c.now()
+        out = []
+        for row in callers:
+            at, client = self._c.live.seen.get(row["name"], (row["last_seen_at_ms"], row["client"]))
+            held = [h for h in world.holdings if h.agent == row["name"]]
+            out.append(
+                a.AgentAnswer(
+                    name=row["name"],
+                    kind=row["kind"],
+                    owner=row["owner"],
+                    online=at is not None and now - at < _ONLINE_MS,
+                    last_seen_at=iso_or_none(at),
+                    age_s=None if at is None else max(0, (now - at) // 1000),
+                    client=clean(client, 80) if client else None,
+                    leases=sum(1 for h in held if h.kind == "direct"),
+                    gpus=cards_up(sum(units_of(world, h.slots, self._c) for h in held)),
+                    running_jobs=sum(1 for h in held if h.kind == "job"),
+                    waiting_jobs=sum(1 for ask in world.asks if ask.agent == row["name"] and ask.kind == "job"),
+                )
+            )
+        return a.AgentList(out)

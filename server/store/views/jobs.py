@@ -1,0 +1,265 @@
+"""Jobs and their attempts as a caller may see them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+from cotenant.server.clock import iso, iso_or_none
+from cotenant.server.deciding.world import Ask, Blocker, SlotKey
+from cotenant.server.errors import NotFound
+from cotenant.server.model import answers as a
+from cotenant.server.model.caller import Caller
+from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.states import JOB_FINAL, TASK_STATUS, JobState
+from cotenant.server.model.text import clean, mask
+from cotenant.server.store import leases as lease_rows
+from cotenant.server.store.views.base import (
+    PRIORITY_NAMES,
+    View,
+    blocker_answer,
+    checked_limit,
+    command_line,
+    cursor_id,
+    one_of,
+    slot_answer,
+    time_ms,
+)
+
+_JOB_GROUPS = {
+    "active": "j.state NOT IN ('succeeded', 'failed', 'cancelled')",
+    "waiting": "j.state IN ('queued', 'held', 'preempted')",
+    "running": "j.state IN ('running', 'suspended')",
+    "final": "j.state IN ('succeeded', 'failed', 'cancelled')",
+    "all": "1",
+}
+
+
+class JobViews(View):
+    """Reads of jobs."""
+
+    async def get_job(self, caller: Caller, job_id: str) -> a.JobAnswer:
+        """
+        Raises:
+            NotFound: no such job.
+        """
+
+        def read(c: sqlite3.Connection) -> tuple[sqlite3.Row | None, list[sqlite3.Row], dict[str, list[sqlite3.Row]]]:
+            row = c.execute("SELECT * FROM job WHERE id = ?", (job_id,)).fetchone()
+            attempts = c.execute(
+                "SELECT * FROM attempt WHERE job_id = ? ORDER BY epoch DESC LIMIT 20", (job_id,)
+            ).fetchall()
+            return row, attempts, {t["lease_id"]: lease_rows.slots(c, t["lease_id"]) for t in attempts}
+
+        row, attempts, slots = self._c.db.peek(read)
+        if row is None:
+            raise NotFound(f'there is no job "{clean(job_id, 64)}"', code="no_such_job", hint="list_jobs shows yours.")
+        return self._job(caller, row, attempts, slots)
+
+    def _job(
+        self, caller: Caller, row: sqlite3.Row, attempts: list[sqlite3.Row], slots: dict[str, list[sqlite3.Row]]
+    ) -> a.JobAnswer:
+        now = self._c.now()
+        spec = json.loads(row["spec"])
+        inside = self._eyes.sees_inside(caller, owner=row["owner"], name=row["caller"], pool=row["pool"])
+        newest = attempts[0] if attempts else None
+        held = slots.get(newest["lease_id"], []) if newest is not None else []
+        active = newest is not None and newest["state"] != "ended"
+        waiting = row["state"] in ("queued", "held", "preempted")
+        gpus = spec.get("gpus", 1)
+        end = row["ended_at_ms"] or now
+        return a.JobAnswer(
+            job_id=row["id"],
+            state=row["state"],
+            name=mask(row["name"]),
+            purpose=mask(spec.get("purpose", "")),
+            holder=row["caller"],
+            owner=row["owner"],
+            pool=row["pool"],
+            priority=PRIORITY_NAMES.get(row["priority"], str(row["priority"])),
+            gpus=len({s["uuid"] for s in held} - {"cpu"}) if active else gpus if isinstance(gpus, int) else gpus["min"],
+            task=self._task(row),
+            submitted_at=iso(row["submitted_at_ms"]),
+            age_s=max(0, (now - row["submitted_at_ms"]) // 1000),
+            started_at=iso_or_none(row["started_at_ms"]),
+            ended_at=iso_or_none(row["ended_at_ms"]),
+            running_s=None if row["started_at_ms"] is None else max(0, (end - row["started_at_ms"]) // 1000),
+            hours=row["hours_ms"] / 3_600_000,
+            hours_from=row["hours_from"],
+            time_left_s=max(0, (newest["started_at_ms"] + row["hours_ms"] - now) // 1000)
+            if newest is not None and active and newest["started_at_ms"] is not None
+            else None,
+            host=newest["host"] if newest is not None and active else None,
+            slots=[slot_answer(s) for s in held] if active else [],
+            exit_code=row["exit_code"],
+            failure_class=row["failure_class"],
+            message=clean(row["message"], 500) if row["message"] else None,
+            attempts=[self._attempt(t, slots.get(t["lease_id"], [])) for t in reversed(attempts)],
+            attempts_left=row["attempts_left"],
+            blockers=[blocker_answer(b) for b in self._blockers(row)] if waiting else [],
+            stop_reason=row["stop_reason"],
+            held_reason=row["held_reason"] if row["state"] == "held" else None,
+            project=mask(spec.get("project", "")),
+            experiment=mask(spec.get("experiment", "")),
+            kind=spec.get("kind", "custom"),
+            labels={clean(k, 100): mask(clean(v, 200)) for k, v in spec.get("labels", {}).items()},
+            command=mask(clean(command_line(spec), 2000)) if inside else None,
+            workdir=spec.get("workdir") if inside else None,
+            env_names=sorted(spec.get("env", {})) + [s["env"] for s in spec.get("secrets", ())] if inside else None,
+            config=spec.get("config", {}) if inside else None,
+            simulated=any(self._simulated(s["uuid"]) for s in held),
+            near_cap=self._near_cap(row["pool"]) if waiting else False,
+            queue_position=self._position(row) if waiting else None,
+        )
+
+    def _blockers(self, row: sqlite3.Row) -> tuple[Blocker, ...]:
+        found: tuple[Blocker, ...] = self._c.blockers.get(row["id"], ())
+        if found:
+            return found
+        if row["state"] == "held":
+            return (Blocker("held", row["held_reason"] or "on hold", helps="release_job lets it queue again"),)
+        return (Blocker("behind", "it has just been queued; the next pass decides", helps="ask again in a second"),)
+
+    def _position(self, row: sqlite3.Row) -> int | None:
+        ask: Ask | None = self._c.keeper.asks.get(row["id"])
+        if ask is None:
+            return None
+        mine = (-ask.priority, not ask.resumed, ask.queued_at_ms, ask.id)
+        return 1 + sum(
+            1
+            for other in self._c.keeper.asks.values()
+            if other.pool == ask.pool and (-other.priority, not other.resumed, other.queued_at_ms, other.id) < mine
+        )
+
+    def _task(self, row: sqlite3.Row) -> a.TaskAnswer:
+        final = row["state"] in JOB_FINAL
+        age = self._c.now() - row["submitted_at_ms"]
+        # short at first, then slower: a job that has run for an hour need not be asked every second
+        poll = 0 if final else min(30_000, max(1000, age // 20))
+        return a.TaskAnswer(row["id"], TASK_STATUS[JobState(row["state"])], poll, None)
+
+    def _attempt(self, row: sqlite3.Row, slots: list[sqlite3.Row]) -> a.AttemptAnswer:
+        record = json.loads(row["exit"]) if row["exit"] else None
+        return a.AttemptAnswer(
+            attempt_id=row["id"],
+            epoch=row["epoch"],
+            fence=row["fence"],
+            lease_id=row["lease_id"],
+            state=row["state"],
+            exit_code=row["exit_code"],
+            host=row["host"],
+            slots=[slot_answer(s) for s in slots],
+            started_at=iso_or_none(row["started_at_ms"]),
+            ended_at=iso_or_none(row["ended_at_ms"]),
+            exit=None
+            if record is None
+            else a.ExitAnswer(
+                code=record.get("code"),
+                signal=record.get("signal"),
+                exec_error=record.get("exec_error"),
+                sender=record.get("sender"),
+                reason=record.get("reason"),
+                cpu_s=round(record.get("cpu_user_s", 0) + record.get("cpu_sys_s", 0), 3),
+                peak_memory_mib=record.get("peak_memory_mib", 0),
+                peak_card_memory_mib=record.get("peak_card_memory_mib", {}),
+                duration_s=record.get("duration_s", 0.0),
+            ),
+            failure_class=row["failure_class"],
+            message=clean(row["message"], 500) if row["message"] else None,
+        )
+
+    async def list_jobs(
+        self, caller: Caller, *, state: str | None = None, pool: str | None = None, owner: str | None = None, holder: str | None = None,
+        label: str | None = None, host: str | None = None, since: str | None = None, limit: int = 20, cursor: str | None = None,
+    ) -> a.JobList:  # fmt: skip
+        """Jobs, newest first. `state`: active, waiting, running, final, all (default), or one state; `label` is KEY=VALUE."""
+        where: list[str] = ["1"]
+        values: list[Any] = []
+        if state is not None:
+            if state in _JOB_GROUPS:
+                where.append(_JOB_GROUPS[state])
+            else:
+                one_of(state, "state", (*_JOB_GROUPS, *(s.value for s in JobState)))
+                where.append("j.state = ?")
+                values.append(state)
+        for column, value in (("j.pool", pool), ("j.owner", owner), ("j.caller", holder), ("t.host", host)):
+            if value is not None:
+                where.append(f"{column} = ?")
+                values.append(value)
+        if label is not None:
+            key, equals, wanted = label.partition("=")
+            where.append("json_extract(j.spec, ?) " + ("= ?" if equals else "IS NOT NULL"))
+            values.append(f"$.labels.{json.dumps(key)}")
+            if equals:
+                values.append(wanted)
+        if since is not None:
+            where.append("j.submitted_at_ms >= ?")
+            values.append(time_ms(since))
+        limit = checked_limit(limit, 200)
+        count_where, count_values = list(where), list(values)
+        if cursor is not None:
+            where.append("j.id < ?")
+            values.append(cursor_id(cursor, "job"))
+        source = " FROM job j LEFT JOIN attempt t ON t.job_id = j.id AND t.epoch = j.epoch WHERE "
+
+        def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], int]:
+            found = c.execute(
+                f"SELECT j.*, t.host AS host{source}{' AND '.join(where)} ORDER BY j.id DESC LIMIT ?",
+                (*values, limit + 1),
+            ).fetchall()
+            total = c.execute(f"SELECT count(*){source}{' AND '.join(count_where)}", count_values).fetchone()[0]
+            return found, int(total)
+
+        found, total = await self._c.db.read(read)
+        now = self._c.now()
+        page = []
+        for row in found[:limit]:
+            gpus = json.loads(row["spec"]).get("gpus", 1)
+            blockers = self._blockers(row) if row["state"] in ("queued", "held", "preempted") else ()
+            page.append(
+                a.JobRow(
+                    job_id=row["id"],
+                    state=row["state"],
+                    name=mask(row["name"]),
+                    holder=row["caller"],
+                    owner=row["owner"],
+                    pool=row["pool"],
+                    priority=PRIORITY_NAMES.get(row["priority"], str(row["priority"])),
+                    gpus=gpus if isinstance(gpus, int) else gpus["min"],
+                    host=row["host"],
+                    submitted_at=iso(row["submitted_at_ms"]),
+                    age_s=max(0, (now - row["submitted_at_ms"]) // 1000),
+                    running_s=None
+                    if row["started_at_ms"] is None
+                    else max(0, ((row["ended_at_ms"] or now) - row["started_at_ms"]) // 1000),
+                    exit_code=row["exit_code"],
+                    blocker=blockers[0].code if blockers else None,
+                )
+            )
+        return a.JobList(page, page[-1].job_id if len(found) > limit else None, total)
+
+    def dry_run(
+        self,
+        caller: Caller,
+        ask: Ask,
+        spec: JobSpec,
+        keys: tuple[SlotKey, ...] | None,
+        why: tuple[Blocker, ...],
+        now: int,
+    ) -> a.JobAnswer:
+        """What a submit would answer, with nothing written."""
+        slots = [self._c.keeper.slot(key) for key in keys or ()]
+        return a.JobAnswer(
+            job_id="", state="queued", name=mask(spec.name), purpose=mask(spec.purpose), holder=caller.name, owner=caller.owner, pool=ask.pool,
+            priority=spec.priority, gpus=len({s.uuid for s in slots if s.kind == "gpu"}) if keys else spec.gpus_min,
+            task=a.TaskAnswer("", "working", 0, None), submitted_at=iso(now), age_s=0, started_at=None, ended_at=None, running_s=None,
+            hours=ask.hours_ms / 3_600_000, hours_from="hours" if spec.hours is not None else "pool default", time_left_s=None,
+            host=slots[0].host if slots else None,
+            slots=[a.SlotAnswer(s.host, s.index, s.uuid, s.share if s.shares > 1 else None) for s in slots], exit_code=None,
+            failure_class=None, message="Nothing was submitted: this was a dry run.", attempts=[], attempts_left=spec.max_attempts,
+            blockers=[blocker_answer(b) for b in why], stop_reason=None, held_reason=None, project=spec.project, experiment=spec.experiment,
+            kind=spec.kind, labels=dict(spec.labels), command=mask(spec.command_line), workdir=spec.workdir, env_names=sorted(spec.env),
+            config=dict(spec.config), simulated=any(self._simulated(s.uuid) for s in slots),
+            spec=spec.model_dump(mode="json", exclude={"env", "secrets"}, exclude_none=True), dry_run=True, would_start=keys is not None,
+        )  # fmt: skip

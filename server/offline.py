@@ -14,7 +14,7 @@ from cotenant.server.ids import Ids
 from cotenant.server.model.caller import Caller
 from cotenant.server.services import DATABASE, prepare_directory, unix_user
 from cotenant.server.store import callers
-from cotenant.server.store.db import DataLock, Tx, configure, migrate
+from cotenant.server.store.db import DataLock, Tx, configure, migrate, refuse_foreign
 
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ def _write(data_dir: Path, fn: Callable[[Tx], T]) -> T:
     prepare_directory(data_dir)
     lock = DataLock(data_dir)
     try:
+        refuse_foreign(data_dir / DATABASE)
         connection = sqlite3.connect(data_dir / DATABASE, isolation_level=None)
         try:
             configure(connection)

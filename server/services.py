@@ -45,6 +45,17 @@ async def services(settings: Settings, clock: Clock | None = None, ids: Ids | No
     Raises:
         StoreRefused: the data directory cannot be used; the message says why.
     """
+    async with core(settings, clock, ids) as control, _running(control):
+        yield control
+
+
+@contextlib.asynccontextmanager
+async def core(settings: Settings, clock: Clock | None = None, ids: Ids | None = None) -> AsyncIterator[Control]:
+    """The store and the use cases over it, without a loop and without a host: nothing starts by itself.
+
+    Raises:
+        StoreRefused: the data directory cannot be used; the message says why.
+    """
     clock, ids = clock or SystemClock(), ids or Ids()
     prepare_directory(settings.data_dir)
     lock = DataLock(settings.data_dir)
@@ -68,8 +79,8 @@ async def services(settings: Settings, clock: Clock | None = None, ids: Ids | No
             control = Control(context)
             await control.auth.load()
             await _local_token(control)
-            async with _running(control):
-                yield control
+            context.db.on_commit(context.committed)
+            yield control
             await db.write(lambda tx: events.append(tx, "server.stopped", LOOP, clock.now_ms(), old=str(incarnation)))
         finally:
             await db.close()
@@ -83,12 +94,6 @@ async def _running(control: Control) -> AsyncIterator[None]:
     loop = Loop(context, control.leases, control.hosts, control.auth)
     context.wake = loop.wake
 
-    def committed(changed: set[str], dirty: set[tuple[str, str]]) -> None:
-        addresses = frozenset(changed)
-        context.turnstile.turn(addresses)
-        context.changes.publish(addresses)
-
-    context.db.on_commit(committed)
     await loop.renew_all("the server was down")
     tasks = [asyncio.create_task(loop.run(), name="loop")]
     local = LocalHostd(

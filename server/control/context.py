@@ -101,6 +101,12 @@ class Context:
     def now(self) -> int:
         return self.clock.now_ms()
 
+    def committed(self, changed: set[str], dirty: set[tuple[str, str]]) -> None:
+        """After a COMMIT: tell those who wait and those who listen."""
+        addresses = frozenset(changed)
+        self.turnstile.turn(addresses)
+        self.changes.publish(addresses)
+
     def background_task(self, work: Coroutine[Any, Any, object]) -> None:
         """Run `work` beside the caller; a failure goes to the log with its traceback."""
         task = asyncio.create_task(_logged(work))

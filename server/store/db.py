@@ -18,7 +18,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import aiosqlite
 
@@ -51,6 +51,8 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
     ]
 )
 _EXIT_STORAGE_FAILED: Final = 74  # EX_IOERR of sysexits.h
+#: What SQLite keeps in the file's header for us, so that another program's file is never taken for ours: "CtN1".
+APPLICATION_ID: Final = 0x43744E31
 
 
 class StoreRefused(RuntimeError):
@@ -116,6 +118,7 @@ class Database:
             StoreRefused: network file system, a newer schema, or a file that is not ours.
         """
         refuse_network_file_system(path.parent)
+        refuse_foreign(path)
         writer = await aiosqlite.connect(path, isolation_level=None)
         try:
             await _in_thread(writer, configure)
@@ -190,6 +193,10 @@ class Database:
             except sqlite3.Error as error:
                 self._fail_group(group, error)
                 continue
+            except Exception:
+                # not a transaction's own failure, those are kept with it: nobody could be answered any more
+                log.critical("the store's writer failed: ending", exc_info=True)
+                _end()
             self.groups += 1
             self.transactions += len(group)
             changed: set[str] = set()
@@ -200,7 +207,11 @@ class Database:
                     dirty |= item.tx.dirty
             if changed or dirty:
                 for listener in self._listeners:
-                    listener(changed, dirty)
+                    try:
+                        listener(changed, dirty)
+                    except Exception:
+                        # what is committed is committed: those who wait get their answers all the same
+                        log.exception("a listener to commits failed")
             for item in group:
                 if item.future.cancelled():
                     continue
@@ -210,21 +221,35 @@ class Database:
                     item.future.set_result(item.result)
 
     def _fail_group(self, group: list[_Waiting], error: sqlite3.Error) -> None:
-        """The COMMIT itself failed. A full disk refuses; anything else means that we no longer know what is on disk."""
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_FULL:
+        """The group as a whole failed: refuse where nothing can have been written, end where we do not know."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            refusal = Unavailable(
+                "the disk that holds the data directory is full; nothing was changed",
+                code="storage_full",
+                hint="A person has to free space there.",
+                retry_after_s=60,
+            )
+        elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            # BEGIN did not get the lock: another program has the file open for writing
+            refusal = Unavailable(
+                "another program keeps the database locked; nothing was changed",
+                code="storage_busy",
+                hint="Try again; if it stays, a person has to find what has the file open.",
+                retry_after_s=5,
+            )
+        else:
             log.critical("the store failed to commit (%s): ending, so that nothing unwritten is believed", error)
-            logging.shutdown()
-            os._exit(_EXIT_STORAGE_FAILED)
+            _end()
         for item in group:
-            if not item.future.cancelled():
-                item.future.set_exception(
-                    Unavailable(
-                        "the disk that holds the data directory is full; nothing was changed",
-                        code="storage_full",
-                        hint="A person has to free space there.",
-                        retry_after_s=60,
-                    )
-                )
+            if not item.future.done():
+                item.future.set_exception(refusal)
+
+
+def _end() -> NoReturn:
+    """End the process at once: what is on disk is the truth, and the next start reads it."""
+    logging.shutdown()
+    os._exit(_EXIT_STORAGE_FAILED)
 
 
 async def _in_thread(connection: aiosqlite.Connection, fn: Callable[..., T], *args: Any) -> T:
@@ -272,7 +297,7 @@ def _run_group(connection: sqlite3.Connection, group: list[_Waiting]) -> None:
                 item.result = item.fn(item.tx)
             except Exception as error:  # the transaction's own failure: undone alone, raised to its caller
                 item.error = error
-                if not connection.in_transaction:  # SQLite itself rolled everything back (disk full, I/O)
+                if not connection.in_transaction or _concerns_all(error):
                     raise
                 connection.execute("ROLLBACK TO one")
             connection.execute("RELEASE one")
@@ -282,6 +307,12 @@ def _run_group(connection: sqlite3.Connection, group: list[_Waiting]) -> None:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         raise
+
+
+def _concerns_all(error: Exception) -> bool:
+    """Whether a statement failed for the disk's sake, which the others of the group share."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 # ---- opening ----------------------------------------------------------------------------------
@@ -307,14 +338,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> int:
         StoreRefused: the file was written by a newer Cotenant, or is not one of ours.
     """
     steps = migrations()
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > len(steps):
-        raise StoreRefused(
-            f"{path} has schema {version}, this Cotenant knows {len(steps)}: install the newer version, or restore a backup"
-        )
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
-    if version == 0 and tables:
-        raise StoreRefused(f"{path} is an SQLite file that Cotenant did not make: choose another --data directory")
+    version = _check_identity(connection, path, len(steps))
     if 0 < version < len(steps):
         backup = path.with_name(f"{path.name}.before-{version + 1:04d}")
         with contextlib.closing(sqlite3.connect(backup)) as copy:
@@ -326,11 +350,43 @@ def migrate(connection: sqlite3.Connection, path: Path) -> int:
             for statement in _statements(sql):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
     return len(steps)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Look before anything is touched: a file that is not ours, or of a newer version, stays exactly as it is.
+
+    Raises:
+        StoreRefused: see `migrate`.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as connection:
+        _check_identity(connection, path, len(migrations()))
+
+
+def _check_identity(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+    """The schema's version, once it is certain that the file is ours and not newer than we are."""
+    try:
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        made_by: int = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables: int = connection.execute("SELECT count(*) FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        raise StoreRefused(
+            f"{path} cannot be read as a database ({error}): choose another --data directory, or restore a backup"
+        ) from error
+    if made_by != APPLICATION_ID if version else tables:
+        raise StoreRefused(f"{path} is an SQLite file that Cotenant did not make: choose another --data directory")
+    if version > newest:
+        raise StoreRefused(
+            f"{path} has schema {version}, this Cotenant knows {newest}: install the newer version, or restore a backup"
+        )
+    return version
 
 
 def _statements(sql: str) -> list[str]:
@@ -347,12 +403,12 @@ def _statements(sql: str) -> list[str]:
     return out
 
 
-def refuse_network_file_system(folder: Path) -> None:
+def refuse_network_file_system(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
     """
     Raises:
         StoreRefused: `folder` lies on a file system that other machines share.
     """
-    kind = file_system_of(folder)
+    kind = file_system_of(folder, mountinfo)
     if kind in NETWORK_FILE_SYSTEMS:
         raise StoreRefused(
             f"{folder} is on a network file system ({kind}), where SQLite can lose data: choose a local disk with --data"
@@ -372,7 +428,8 @@ def file_system_of(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo"))
         fields = left.split()
         if len(fields) < 5 or not right:
             continue
-        point = fields[4].encode().decode("unicode_escape")
+        # proc(5): blank, tab, line break and backslash stand as three octal digits, all else as it is
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4])
         inside = target == point or target.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):  # a later mount on the same point hides the earlier one
             best, kind = point, right.split()[0]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cotenant.server.deciding import reasons
 from cotenant.server.deciding.decide import Pass, decide
-from cotenant.server.deciding.fit import EVERYTHING
+from cotenant.server.deciding.hosts import EVERYTHING
 from cotenant.server.deciding.world import (
     UNITS_PER_CARD,
     Ask,

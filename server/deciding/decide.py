@@ -6,9 +6,11 @@ from collections import defaultdict
 from operator import attrgetter
 
 from cotenant.server.deciding import caps, reasons
-from cotenant.server.deciding.fit import SHARED, Fleet, Shape
+from cotenant.server.deciding.fit import Fleet
+from cotenant.server.deciding.hosts import SHARED
 from cotenant.server.deciding.leases import expired, next_due_ms
 from cotenant.server.deciding.order import Line, in_order
+from cotenant.server.deciding.shape import Shape
 from cotenant.server.deciding.usage import Use
 from cotenant.server.deciding.world import (
     Ask,

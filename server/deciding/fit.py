@@ -1,279 +1,29 @@
-"""Where an ask fits: hosts as bit masks of slots, the slots that its needs allow, best fit.
-
-A host's slots are numbered in the order of card index; free, held, occupied, sick and guarded slots are integers with
-one bit each, so that "how many of the cards that fit are free" is an `and` and a bit count.
+"""Where an ask fits: best fit over the hosts, and what keeps it from fitting.
 
 What keeps an ask from fitting is found by ignoring one obstacle after another (`LADDER`) until it fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from cotenant.server.deciding.caps import UNLIMITED
+from cotenant.server.deciding.hosts import (
+    BEHIND,
+    BUSY,
+    EVERYTHING,
+    HOST_CPU,
+    HOST_DISK,
+    HOST_MEMORY,
+    LADDER,
+    OCCUPIED,
+    SICK,
+    Holder,
+    Host,
+)
 from cotenant.server.deciding.leases import known_end_ms
-from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, HostView, Needs, Policy, Slot, SlotKey, World
-
-BEHIND = 1  # slots that an earlier ask waits for
-HOST_CPU = 2
-HOST_MEMORY = 4
-HOST_DISK = 8
-BUSY = 16  # slots that somebody holds or is being cleaned off, hosts that somebody has to himself
-OCCUPIED = 32
-SICK = 64
-DRAINING = 128
-POLICY = 256
-DOWN = 512
-LADDER = (BEHIND, HOST_CPU, HOST_MEMORY, HOST_DISK, BUSY, OCCUPIED, SICK, DRAINING, POLICY, DOWN)
-"""From what goes away by itself soonest to what may never: the last one that has to be ignored is the main reason."""
-EVERYTHING = 1023
-SHARED = BEHIND | HOST_CPU | HOST_MEMORY | HOST_DISK | BUSY
-"""What other asks could take away again when it comes free: an ask that waits for nothing else guards its slots."""
-
-_MODE = {"ready": 0, "draining": DRAINING, "drained": DRAINING}
-
-Kind = tuple[str, str, int, str, int, int]
-"""What placement knows of a slot: (pool, gpu or cpu, shares, model in lower case, memory in MiB, capability)."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who has a slot, and when it is free again at the latest (None: nobody knows)."""
-
-    agent: str
-    until_ms: int | None
-
-
-class Host:
-    """One host during one pass. Masks are over `slots`; `*_left` is what is not booked."""
-
-    __slots__ = (
-        "cpus_left",
-        "disk_left",
-        "exclusive",
-        "free",
-        "gate",
-        "guarded",
-        "held",
-        "holders",
-        "kinds",
-        "memory_left",
-        "name",
-        "occupied",
-        "sick",
-        "slots",
-        "version",
-        "view",
-    )
-
-    def __init__(self, view: HostView, slots: list[Slot], taken: dict[SlotKey, Holder]) -> None:
-        self.view = view
-        self.version = 0  # rises with every change
-        self.name = view.name
-        self.slots = slots
-        self.gate = _MODE.get(view.mode, POLICY) | (0 if view.link == "up" else DOWN)
-        self.free = self.held = self.occupied = self.sick = self.guarded = 0
-        self.cpus_left = view.cpus
-        self.memory_left = view.memory_mib
-        self.disk_left = view.disk_mib
-        self.holders = 0
-        self.exclusive = False
-        self.kinds: dict[Kind, int] = {}
-        bit = 1
-        for slot in slots:
-            state = slot.state
-            if (slot.host, slot.uuid, slot.share) in taken or state == "held" or state == "cleaning":
-                self.held |= bit
-            elif state == "free":
-                self.free |= bit
-            elif state == "occupied" or state == "unverified":
-                self.occupied |= bit
-            else:
-                self.sick |= bit
-            kind = (slot.pool, slot.kind, slot.shares, slot.model, slot.memory_mib, slot.capability)
-            self.kinds[kind] = self.kinds.get(kind, 0) | bit
-            bit <<= 1
-
-    def book(self, cpus: int, memory_mib: int, disk_mib: int, exclusive: bool) -> None:
-        """Take a lease's share of the host, once for each host of the lease."""
-        self.cpus_left -= cpus
-        self.memory_left -= memory_mib
-        self.disk_left -= disk_mib
-        self.holders += 1
-        self.exclusive = self.exclusive or exclusive
-
-    def keys(self, mask: int) -> Iterator[tuple[int, Slot]]:
-        """The slots of a mask with their bits, in order."""
-        while mask:
-            bit = mask & -mask
-            yield bit, self.slots[bit.bit_length() - 1]
-            mask ^= bit
-
-    def closed(self, needs: Needs, ignored: int) -> bool:
-        """Whether the host gives nothing to an ask with these needs, the obstacles in `ignored` apart."""
-        if self.gate & ~ignored:
-            return True
-        if needs.cpus > self.cpus_left and not ignored & HOST_CPU:
-            return True
-        if needs.memory_mib > self.memory_left and not ignored & HOST_MEMORY:
-            return True
-        if needs.disk_mib > self.disk_left and not ignored & HOST_DISK:
-            return True
-        return not ignored & BUSY and (self.exclusive or (needs.exclusive_host and self.holders > 0))
-
-    def open_mask(self, ignored: int) -> int:
-        """The slots that can be granted, the obstacles in `ignored` apart."""
-        mask = self.free
-        if ignored & BUSY:
-            mask |= self.held
-        if ignored & OCCUPIED:
-            mask |= self.occupied
-        if ignored & SICK or self.gate & DOWN:  # a host that does not answer has lost slots, not sick ones
-            mask |= self.sick
-        return mask if ignored & BEHIND else mask & ~self.guarded
-
-
-@dataclass(frozen=True)
-class Seat:
-    """The slots of one host that an ask's needs allow, whatever their state."""
-
-    host: Host
-    cards: int  # whole cards; cpu places for an ask without cards
-    shares: int  # shares of cards, for an ask that says how much memory it needs
-    pool_cards: int  # all whole cards (or cpu places) of the pool on this host: fewest left over wins
-    prefer: int  # place in prefer_hosts, or their number
-
-
-class Shape:
-    """Needs in a pool, with the seats they allow: the part of an ask that placement looks at."""
-
-    __slots__ = (
-        "cpu",
-        "guarded",
-        "heap",
-        "high",
-        "low",
-        "needs",
-        "nodes",
-        "number",
-        "pool",
-        "seat_on",
-        "seats",
-        "seen",
-        "share_units",
-    )
-
-    def __init__(self, number: int, pool: str, needs: Needs, hosts: list[Host]) -> None:
-        self.number = number
-        self.pool = pool
-        self.needs = needs
-        self.guarded = False
-        self.cpu = needs.gpus_max <= 0
-        self.low = 1 if self.cpu else max(1, needs.gpus_min)
-        self.high = 1 if self.cpu else max(self.low, needs.gpus_max)
-        self.nodes = max(1, needs.nodes)
-        seats = self._seats(hosts, avoiding=True)
-        if (needs.avoid_hosts or needs.avoid_cards) and not self._could_fit(seats):
-            # What a job should avoid is a wish: on the only host there is, a second attempt is better than none.
-            seats = self._seats(hosts, avoiding=False)
-        self.seats = seats
-        self.seat_on = {seat.host.name: seat for seat in seats}
-        self.heap: list[tuple[int, int, str, int]] | None = None  # of `Fleet._best`
-        self.seen = 0
-        self.share_units = min(
-            (slot.units for seat in seats for _, slot in seat.host.keys(seat.shares)),
-            default=0,
-        )
-
-    @property
-    def takes_share(self) -> bool:
-        """Whether one share of a card would do: the ask says how much memory it needs and can live with one card."""
-        return not self.cpu and self.needs.gpu_memory_mib > 0 and self.low == 1 and self.nodes == 1
-
-    @property
-    def least_units(self) -> int:
-        """The units that it takes at least."""
-        return 0 if self.cpu else self.share_units or self.low * self.nodes * UNITS_PER_CARD
-
-    def _could_fit(self, seats: list[Seat]) -> bool:
-        enough = sum(1 for seat in seats if seat.cards.bit_count() >= self.low)
-        return enough >= self.nodes or any(seat.shares for seat in seats)
-
-    def _seats(self, hosts: list[Host], avoiding: bool) -> list[Seat]:
-        needs = self.needs
-        avoid_cards = needs.avoid_cards if avoiding else ()
-        prefer = {name: rank for rank, name in reversed(list(enumerate(needs.prefer_hosts)))}
-        seats: list[Seat] = []
-        for host in hosts:
-            if host_misses(needs, host.view) or (avoiding and host.name in needs.avoid_hosts):
-                continue
-            cards = shares = pool_cards = 0
-            for kind, mask in host.kinds.items():
-                if kind[0] != self.pool or (kind[1] == "cpu") != self.cpu:
-                    continue
-                if self.cpu:
-                    cards |= mask
-                    pool_cards |= mask
-                    continue
-                if kind[2] == 1:
-                    pool_cards |= mask
-                if card_misses(needs, kind):
-                    continue
-                if kind[2] == 1:
-                    cards |= mask
-                elif self.takes_share:
-                    shares |= mask
-            if avoid_cards:
-                for bit, slot in host.keys(cards | shares):
-                    if slot.uuid in avoid_cards:
-                        cards &= ~bit
-                        shares &= ~bit
-            if cards or shares:
-                seats.append(Seat(host, cards, shares, pool_cards, prefer.get(host.name, len(prefer))))
-        return seats
-
-
-def host_misses(needs: Needs, view: HostView) -> str:
-    """The first need that this host can never meet, by name; empty when it meets them."""
-    if needs.hosts and view.name not in needs.hosts:
-        return "hosts"
-    if needs.labels and any(label not in view.labels for label in needs.labels):
-        return "labels"
-    if needs.driver and version(view.driver) < version(needs.driver):
-        return "driver"
-    if needs.cuda > view.cuda:
-        return "cuda"
-    if needs.cpus > view.cpus:
-        return "cpus"
-    if needs.memory_mib > view.memory_mib:
-        return "memory_mib"
-    if needs.disk_mib > view.disk_mib:
-        return "disk_mib"
-    return ""
-
-
-def card_misses(needs: Needs, kind: Kind) -> str:
-    """The first need that a card of this kind can never meet, by name; empty when it meets them."""
-    _, _, _, model, memory_mib, capability = kind
-    if needs.models and not any(wanted.lower() in model.lower() for wanted in needs.models):
-        return "models"
-    if needs.gpu_memory_mib > memory_mib:
-        return "gpu_memory_mib"
-    if needs.capability > capability:
-        return "capability"
-    return ""
-
-
-def version(text: str) -> tuple[int, ...]:
-    """A dotted version as numbers, so that 99 is before 535; what is no number ends it."""
-    parts: list[int] = []
-    for part in text.strip().split("."):
-        if not (part.isascii() and part.isdigit()):
-            break
-        parts.append(int(part))
-    return tuple(parts)
+from cotenant.server.deciding.shape import Seat, Shape
+from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Needs, Policy, Slot, SlotKey, World
 
 
 class Fleet:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from cotenant.server.deciding import fit
-from cotenant.server.deciding.fit import Fleet, Kind, Shape, card_misses, host_misses, version
+from cotenant.server.deciding import hosts as bits
+from cotenant.server.deciding.fit import Fleet
+from cotenant.server.deciding.hosts import Kind
+from cotenant.server.deciding.shape import Shape, card_misses, host_misses, version
 from cotenant.server.deciding.words import at_text, plural, quoted
 from cotenant.server.deciding.world import Ask, Blocker, Needs, PoolRules
 
 _CODES = {
-    fit.HOST_CPU: "host_cpu",
-    fit.HOST_MEMORY: "host_memory",
-    fit.HOST_DISK: "host_disk",
-    fit.OCCUPIED: "occupied",
-    fit.SICK: "host_sick",
-    fit.DRAINING: "host_draining",
-    fit.POLICY: "host_policy",
-    fit.DOWN: "host_down",
+    bits.HOST_CPU: "host_cpu",
+    bits.HOST_MEMORY: "host_memory",
+    bits.HOST_DISK: "host_disk",
+    bits.OCCUPIED: "occupied",
+    bits.SICK: "host_sick",
+    bits.DRAINING: "host_draining",
+    bits.POLICY: "host_policy",
+    bits.DOWN: "host_down",
 }
 
 
@@ -81,10 +83,10 @@ def of_hosts(fleet: Fleet, shape: Shape, obstacles: tuple[int, ...]) -> list[Blo
     """The obstacles that `Fleet.obstacles` found, told with their numbers, in their order."""
     found: list[Blocker] = []
     for obstacle in obstacles:
-        if obstacle == fit.BEHIND:
+        if obstacle == bits.BEHIND:
             if (ask_id := fleet.guardian(shape)) is not None:
                 found.append(behind(shape.pool, ask_id))
-        elif obstacle == fit.BUSY:
+        elif obstacle == bits.BUSY:
             found.append(_busy(fleet, shape))
         else:
             found.append(_of_host(fleet, shape, obstacle))
@@ -129,11 +131,11 @@ def _of_host(fleet: Fleet, shape: Shape, obstacle: int) -> Blocker:
     needs = shape.needs
     code = _CODES[obstacle]
     names: tuple[tuple[str, str], ...] = (("pool", shape.pool),)
-    if obstacle in (fit.HOST_CPU, fit.HOST_MEMORY, fit.HOST_DISK):
+    if obstacle in (bits.HOST_CPU, bits.HOST_MEMORY, bits.HOST_DISK):
         hosts = [host for host in hosts if not host.gate]
-        if obstacle == fit.HOST_CPU:
+        if obstacle == bits.HOST_CPU:
             what, wanted, left = "processors", needs.cpus, max((h.cpus_left for h in hosts), default=0)
-        elif obstacle == fit.HOST_MEMORY:
+        elif obstacle == bits.HOST_MEMORY:
             what, wanted, left = "MiB of memory", needs.memory_mib, max((h.memory_left for h in hosts), default=0)
         else:
             what, wanted, left = "MiB of disk", needs.disk_mib, max((h.disk_left for h in hosts), default=0)
@@ -145,17 +147,17 @@ def _of_host(fleet: Fleet, shape: Shape, obstacle: int) -> Blocker:
             names,
             helps="ask for less, or wait until work on these hosts ends",
         )
-    if obstacle in (fit.OCCUPIED, fit.SICK):
+    if obstacle in (bits.OCCUPIED, bits.SICK):
         masks = [
             (
                 seat.host,
-                (seat.host.occupied if obstacle == fit.OCCUPIED else seat.host.sick) & (seat.cards | seat.shares),
+                (seat.host.occupied if obstacle == bits.OCCUPIED else seat.host.sick) & (seat.cards | seat.shares),
             )
             for seat in shape.seats
         ]
         count = sum(mask.bit_count() for _, mask in masks)
         first = next((host.name for host, mask in masks if mask), "")
-        if obstacle == fit.OCCUPIED:
+        if obstacle == bits.OCCUPIED:
             said = "used by processes that nobody leased them for, or not verified"
             helps = "a person has to end those processes or clear the slot; list_gpus tells who"
         else:
@@ -172,12 +174,12 @@ def _of_host(fleet: Fleet, shape: Shape, obstacle: int) -> Blocker:
     closed = [host for host in hosts if host.gate & obstacle]
     first = closed[0].name if closed else ""
     said, helps = {
-        fit.DRAINING: ("get no new work", "a person has to end the draining of the host"),
-        fit.POLICY: ("take no work of this kind", "a person has to classify the host or end its quarantine"),
-        fit.DOWN: ("do not answer", "wait until the link is back, or have a person look at the host"),
+        bits.DRAINING: ("get no new work", "a person has to end the draining of the host"),
+        bits.POLICY: ("take no work of this kind", "a person has to classify the host or end its quarantine"),
+        bits.DOWN: ("do not answer", "wait until the link is back, or have a person look at the host"),
     }[obstacle]
     others = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
-    mode = f" ({closed[0].view.mode})" if closed and obstacle != fit.DOWN else ""
+    mode = f" ({closed[0].view.mode})" if closed and obstacle != bits.DOWN else ""
     return Blocker(
         code,
         f"hosts of pool {quoted(shape.pool)} that fit {said}: {quoted(first)}{mode}{others}",

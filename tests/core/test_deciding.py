@@ -346,6 +346,16 @@ TABLE: dict[str, tuple[World, dict[str, list[str]]]] = {
         world(H4, ask("a", 4), ask("b", queued_at_ms=NOW + 1), holdings=(hold("l", K[0]),)),
         {"a": ["busy"], "b": ["behind"]},
     ),
+    "nor when an equal one has just started on another host": (
+        world(
+            H4 + cards("h2", 4),
+            ask("a", queued_at_ms=1),
+            ask("b", 4, queued_at_ms=2),
+            ask("c", queued_at_ms=3, owner="bob"),
+            holdings=(hold("l", K[3]), hold("m", ("h2", "h2-c3", 0))),
+        ),
+        {"a": ["h1:0"], "b": ["busy"], "c": ["behind"]},
+    ),
     "it does on cards that the big one cannot use": (
         world(
             H4 + cards("h2", 1, model="RTX"),

@@ -1,0 +1,149 @@
+"""Needs and the slots that they allow, whatever the state of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cotenant.server.deciding.hosts import Host, Kind
+from cotenant.server.deciding.world import UNITS_PER_CARD, HostView, Needs
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The slots of one host that an ask's needs allow, whatever their state."""
+
+    host: Host
+    cards: int  # whole cards; cpu places for an ask without cards
+    shares: int  # shares of cards, for an ask that says how much memory it needs
+    pool_cards: int  # all whole cards (or cpu places) of the pool on this host: fewest left over wins
+    prefer: int  # place in prefer_hosts, or their number
+
+
+class Shape:
+    """Needs in a pool, with the seats they allow: the part of an ask that placement looks at."""
+
+    __slots__ = (
+        "cpu",
+        "guarded",
+        "heap",
+        "high",
+        "low",
+        "needs",
+        "nodes",
+        "number",
+        "pool",
+        "seat_on",
+        "seats",
+        "seen",
+        "share_units",
+    )
+
+    def __init__(self, number: int, pool: str, needs: Needs, hosts: list[Host]) -> None:
+        self.number = number
+        self.pool = pool
+        self.needs = needs
+        self.guarded = False
+        self.cpu = needs.gpus_max <= 0
+        self.low = 1 if self.cpu else max(1, needs.gpus_min)
+        self.high = 1 if self.cpu else max(self.low, needs.gpus_max)
+        self.nodes = max(1, needs.nodes)
+        seats = self._seats(hosts, avoiding=True)
+        if (needs.avoid_hosts or needs.avoid_cards) and not self._could_fit(seats):
+            # What a job should avoid is a wish: on the only host there is, a second attempt is better than none.
+            seats = self._seats(hosts, avoiding=False)
+        self.seats = seats
+        self.seat_on = {seat.host.name: seat for seat in seats}
+        self.heap: list[tuple[int, int, str, int]] | None = None  # of `Fleet._best`
+        self.seen = 0
+        self.share_units = min(
+            (slot.units for seat in seats for _, slot in seat.host.keys(seat.shares)),
+            default=0,
+        )
+
+    @property
+    def takes_share(self) -> bool:
+        """Whether one share of a card would do: the ask says how much memory it needs and can live with one card."""
+        return not self.cpu and self.needs.gpu_memory_mib > 0 and self.low == 1 and self.nodes == 1
+
+    @property
+    def least_units(self) -> int:
+        """The units that it takes at least."""
+        return 0 if self.cpu else self.share_units or self.low * self.nodes * UNITS_PER_CARD
+
+    def _could_fit(self, seats: list[Seat]) -> bool:
+        enough = sum(1 for seat in seats if seat.cards.bit_count() >= self.low)
+        return enough >= self.nodes or any(seat.shares for seat in seats)
+
+    def _seats(self, hosts: list[Host], avoiding: bool) -> list[Seat]:
+        needs = self.needs
+        avoid_cards = needs.avoid_cards if avoiding else ()
+        prefer = {name: rank for rank, name in reversed(list(enumerate(needs.prefer_hosts)))}
+        seats: list[Seat] = []
+        for host in hosts:
+            if host_misses(needs, host.view) or (avoiding and host.name in needs.avoid_hosts):
+                continue
+            cards = shares = pool_cards = 0
+            for kind, mask in host.kinds.items():
+                if kind[0] != self.pool or (kind[1] == "cpu") != self.cpu:
+                    continue
+                if self.cpu:
+                    cards |= mask
+                    pool_cards |= mask
+                    continue
+                if kind[2] == 1:
+                    pool_cards |= mask
+                if card_misses(needs, kind):
+                    continue
+                if kind[2] == 1:
+                    cards |= mask
+                elif self.takes_share:
+                    shares |= mask
+            if avoid_cards:
+                for bit, slot in host.keys(cards | shares):
+                    if slot.uuid in avoid_cards:
+                        cards &= ~bit
+                        shares &= ~bit
+            if cards or shares:
+                seats.append(Seat(host, cards, shares, pool_cards, prefer.get(host.name, len(prefer))))
+        return seats
+
+
+def host_misses(needs: Needs, view: HostView) -> str:
+    """The first need that this host can never meet, by name; empty when it meets them."""
+    if needs.hosts and view.name not in needs.hosts:
+        return "hosts"
+    if needs.labels and any(label not in view.labels for label in needs.labels):
+        return "labels"
+    if needs.driver and version(view.driver) < version(needs.driver):
+        return "driver"
+    if needs.cuda > view.cuda:
+        return "cuda"
+    if needs.cpus > view.cpus:
+        return "cpus"
+    if needs.memory_mib > view.memory_mib:
+        return "memory_mib"
+    if needs.disk_mib > view.disk_mib:
+        return "disk_mib"
+    return ""
+
+
+def card_misses(needs: Needs, kind: Kind) -> str:
+    """The first need that a card of this kind can never meet, by name; empty when it meets them."""
+    _, _, _, model, memory_mib, capability = kind
+    if needs.models and not any(wanted.lower() in model.lower() for wanted in needs.models):
+        return "models"
+    if needs.gpu_memory_mib > memory_mib:
+        return "gpu_memory_mib"
+    if needs.capability > capability:
+        return "capability"
+    return ""
+
+
+def version(text: str) -> tuple[int, ...]:
+    """A dotted version as numbers, so that 99 is before 535; what is no number ends it."""
+    parts: list[int] = []
+    for part in text.strip().split("."):
+        if not (part.isascii() and part.isdigit()):
+            break
+        parts.append(int(part))
+    return tuple(parts)

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from cotenant.prompts import Prompts
 from cotenant.resources.catalog import Catalog
 from cotenant.server.clock import SystemClock
 from cotenant.server.config import Settings
+from cotenant.server.errors import Unavailable
 from cotenant.server.http import problems, serving
 from cotenant.server.http.gate import MAX_BODY, Gate
 from cotenant.server.http.operate import Operate
@@ -36,12 +37,17 @@ from cotenant.server.ids import Ids
 from cotenant.server.mcp import sdk
 from cotenant.server.mcp.endpoint import McpEndpoint
 from cotenant.server.mcp.watching import Watching
+from cotenant.server.model.caller import LOOP
 from cotenant.server.services import announce, services, unannounce
+from cotenant.server.store.db import StoreRefused
 
 if TYPE_CHECKING:
     from cotenant.server.control import Control
 
 log = logging.getLogger(__name__)
+
+#: hostd starts in well under a second; a driver that hangs may keep it longer.
+FIRST_CONTACT_S = 10.0
 
 #: At most 2 KB: clients cut it there. The most important thing first.
 INSTRUCTIONS = """\
@@ -188,7 +194,7 @@ def serve(settings: Settings) -> int:
 
     Raises:
         OSError: the address cannot be bound.
-        CotenantError: the data directory cannot be used, for instance because another server has it.
+        Unavailable: the data directory cannot be used, for instance because another server has it.
     """
     logging.basicConfig(
         level=os.environ.get("COTENANT_LOG", "WARNING").upper(),
@@ -196,7 +202,10 @@ def serve(settings: Settings) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings))
+        try:
+            return runner.run(_serve(settings))
+        except StoreRefused as exc:
+            raise Unavailable(str(exc), code="data_directory") from exc
 
 
 async def _serve(settings: Settings) -> int:
@@ -223,6 +232,7 @@ async def _serve(settings: Settings) -> int:
                 app.stop()
                 server.stop()
 
+            await _first_contact(control, settings.hosts, stopping)
             watcher = asyncio.create_task(watch())
             try:
                 await server.serve(sockets=[sock])
@@ -231,3 +241,18 @@ async def _serve(settings: Settings) -> int:
                 await asyncio.gather(watcher, return_exceptions=True)
                 unannounce(settings.data_dir)
     return 0 if server.started else 1
+
+
+async def _first_contact(control: Control, hosts: Collection[str], stopping: asyncio.Event) -> None:
+    """Wait until the hosts have reported once: before that, every ask would be refused for lack of cards.
+
+    Not for ever: a host that does not come up is shown as such, and MCP has to answer all the same.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + FIRST_CONTACT_S
+    while loop.time() < end and not stopping.is_set():
+        up = {host.host for host in (await control.views.list_hosts(LOOP)).hosts if host.link == "up"}
+        if up.issuperset(hosts):
+            return
+        await asyncio.sleep(0.02)
+    log.warning("not every host has reported within %s s; serving all the same", FIRST_CONTACT_S)

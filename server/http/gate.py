@@ -6,6 +6,8 @@ static, and clients that find such routes start a login instead of sending the t
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from cotenant.server.control import Control
 
 MAX_BODY = 4 * 1024 * 1024
+_MAX_DRAIN = 64 * 1024 * 1024
+_DRAIN_S = 10.0
 Problem = Callable[..., JSONResponse]
 
 
@@ -89,6 +93,7 @@ class Gate:
             await self._refuse_size(scope, receive, send)
 
     async def _refuse_size(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _drain(receive)
         refused = BadRequest(
             f"the request is larger than {MAX_BODY // 1024 // 1024} MiB; nothing was done.",
             hint="Send less: put long data into a file on the host and give its path.",
@@ -96,6 +101,18 @@ class Gate:
             data={"limit_bytes": MAX_BODY},
         )
         await self._problem(refused, status=413)(scope, receive, send)
+
+
+async def _drain(receive: Receive) -> None:
+    """Read on and forget: a client that is still sending when the connection closes never sees the answer."""
+    dropped = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            while dropped < _MAX_DRAIN:
+                message = await receive()
+                dropped += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
 
 
 def _bearer(header: bytes) -> str:

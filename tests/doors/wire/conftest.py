@@ -1,0 +1,226 @@
+"""A real server over simulated cards, and the SDK's own client in both protocol eras."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+
+ERAS = ("auto", "legacy")  # "auto" negotiates 2026-07-28 with our server
+START_S = 30.0
+
+
+class Server:
+    """`cotenant serve` in a process of its own, with a temporary data directory and two simulated cards."""
+
+    def __init__(self, data: Path, *, config: str = "", gpus: int = 2, port: int = 0) -> None:
+        self.data = data
+        data.mkdir(parents=True, exist_ok=True)
+        self._args = ["--data", str(data), "--port", str(port), "--simulate-gpus", str(gpus)]
+        if config:
+            (data / "cotenant.toml").write_text(config)
+        self.errors: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start (again); returns once MCP answers."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cotenant.ui.cli", "serve", *self._args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        process = self.process
+        assert process.stdout is not None and process.stderr is not None
+        threading.Thread(target=lambda: self.errors.extend(process.stderr or ()), daemon=True).start()
+        watchdog = threading.Timer(START_S, process.kill)
+        watchdog.start()
+        try:
+            line = next((item for item in process.stdout if item.startswith("ready ")), "")
+        finally:
+            watchdog.cancel()
+        assert line, f"the server never said ready: {''.join(self.errors)[-2000:]}"
+        self.url = line.split()[1]
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
+        """(exit code, seconds it took)."""
+        began = time.monotonic()
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            code = self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait(5)
+        took = time.monotonic() - began
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(ValueError, OSError):
+                    pipe.close()
+        return code, took
+
+    @property
+    def local_token(self) -> str:
+        return (self.data / "local.token").read_text().strip()
+
+    def post(
+        self, path: str, body: Any, token: str | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, Any] | str, dict[str, str]]:
+        """(status, body, headers) of one plain POST."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, method="POST")
+        request.add_header("Content-Type", "application/json")
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
+        for name, value in (headers or {}).items():
+            request.add_header(name, value)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:
+                status, raw, got = response.status, response.read(), {k.lower(): v for k, v in response.headers.items()}
+        except urllib.error.HTTPError as error:
+            with error:
+                status, raw, got = error.code, error.read(), {k.lower(): v for k, v in error.headers.items()}
+        try:
+            return status, json.loads(raw), got
+        except ValueError:
+            return status, raw.decode("utf-8", "replace"), got
+
+    def operate(self, verb: str, args: dict[str, Any], reason: str = "a test") -> dict[str, Any]:
+        """One act of a person; it must succeed."""
+        status, answer, _ = self.post(f"/operate/{verb}", {"args": args, "reason": reason}, self.local_token)
+        assert status == 200 and isinstance(answer, dict), answer
+        return answer
+
+    def token(self, name: str, owner: str, scopes: str = "read,write", **options: Any) -> str:
+        """A new agent's token."""
+        args = {"name": name, "kind": "agent", "owner": owner, "scopes": scopes.split(","), **options}
+        return str(self.operate("token.create", args)["token"])
+
+    @contextlib.asynccontextmanager
+    async def client(self, token: str, mode: str = "auto", query: str = "", **options: Any) -> AsyncIterator[Agent]:
+        """The SDK's client as one agent."""
+        async with create_mcp_http_client(headers={"Authorization": f"Bearer {token}"}) as http:
+            transport = streamable_http_client(f"{self.url}/mcp{query}", http_client=http)
+            async with Client(transport, mode=mode, **options) as client:
+                yield Agent(client)
+
+
+class Agent:
+    """A client, and short words for what tests do with it."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """The structured answer; a refusal fails the test."""
+        result = await self.client.call_tool(tool, arguments)
+        assert not result.is_error, result.content
+        assert isinstance(result.structured_content, dict)
+        return result.structured_content
+
+    async def refused(self, tool: str, **arguments: Any) -> str:
+        """The text of a refusal; success fails the test. Its form is checked every time."""
+        result = await self.client.call_tool(tool, arguments)
+        assert result.is_error, f"{tool} was done: {result.structured_content}"
+        assert result.structured_content is None
+        text = str(result.content[0].text)  # type: ignore[union-attr]
+        told = (result.meta or {})["cotenant.dev/error"]
+        assert text.startswith(f"{told['code']}: "), text
+        assert "Traceback" not in text and "pydantic" not in text
+        return text
+
+    async def until(self, job_id: str, *states: str) -> dict[str, Any]:
+        """The job once it is in one of `states`."""
+
+        async def there() -> dict[str, Any] | None:
+            job = await self.call("get_job", job_id=job_id)
+            return job if job["state"] in states else None
+
+        return await eventually(there)
+
+
+async def eventually(look: Callable[[], Awaitable[Any]], within_s: float = 20.0) -> Any:
+    """What `look` finds, tried until it finds something."""
+    end = time.monotonic() + within_s
+    while (found := await look()) is None:
+        assert time.monotonic() < end, f"not within {within_s} s"
+        await asyncio.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[Server]:
+    """One server for the tests that leave it as they found it."""
+    with tempfile.TemporaryDirectory(prefix="ctn-doors-", ignore_cleanup_errors=True) as folder:
+        server = Server(Path(folder) / "data")
+        try:
+            yield server
+        finally:
+            code, _ = server.stop()
+        assert code == 0, "".join(server.errors)[-2000:]
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Servers of a test's own; all are ended with it."""
+    made: list[Server] = []
+
+    def make(**options: Any) -> Server:
+        made.append(Server(tmp_path / f"data{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.stop()
+
+
+@pytest.fixture(scope="package")
+def tokens(server: Server) -> dict[str, str]:
+    """alice's and bob's agents, and one that may only read."""
+    return {
+        "alice": server.token("alice-agent", "alice"),
+        "bob": server.token("bob-agent", "bob"),
+        "reader": server.token("reader-agent", "rita", "read"),
+        "reporter": server.token("reporter-agent", "rita", "report"),
+    }
+
+
+@pytest.fixture(params=ERAS)
+def era(request: pytest.FixtureRequest) -> str:
+    """Both protocol eras."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _no_leftover(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The shared server must still live after every test that used it."""
+    yield
+    if "server" in request.fixturenames:
+        server: Server = request.getfixturevalue("server")
+        assert server.process.poll() is None, "".join(server.errors)[-3000:]
+
+
+def pid_lives(pid: int) -> bool:
+    """Whether a process is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,269 @@
+"""Subscriptions in both styles: what changes is told, private things only to those who may see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as wire
+import pytest
+
+from cotenant.server.mcp import watching
+from cotenant.server.mcp.watching import LIST, TooManyWatchers, Watching
+from cotenant.server.model.caller import Caller
+
+ALICE = Caller("alice-agent", "agent", "alice", frozenset({"read"}), "tok_1")
+
+
+async def test_a_listener_follows_a_job_to_its_end(server: Any, tokens: dict[str, str]) -> None:
+    async with server.client(tokens["alice"]) as alice:
+        job = await alice.call("submit_job", command="echo one; sleep 0.5; echo two", gpus=0, name="followed")
+        uri = f"cotenant://jobs/{job['job_id']}"
+        states = []
+        async with asyncio.timeout(20):
+            async with alice.client.listen(resource_subscriptions=[uri, "cotenant://gpus"]) as stream:
+                job = json.loads((await alice.client.read_resource(uri)).contents[0].text)
+                while job["state"] not in ("succeeded", "failed"):
+                    event = await anext(stream)
+                    if event.uri == uri:
+                        job = json.loads((await alice.client.read_resource(uri)).contents[0].text)
+                        states.append(job["state"])
+        assert job["state"] == "succeeded"
+
+
+@pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+async def test_a_session_of_an_older_client_follows_too(server: Any, tokens: dict[str, str]) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_message(message: Any) -> None:
+        if isinstance(message, wire.ResourceUpdatedNotification):
+            await told.put(str(message.params.uri))
+
+    async with server.client(tokens["alice"], "legacy", message_handler=on_message) as alice:
+        await alice.client.session.subscribe_resource("cotenant://quota/me")
+        await alice.client.session.subscribe_resource("cotenant://gpus")
+        async with asyncio.timeout(20):
+            lease = await alice.call("acquire_lease", gpus=1)
+            seen = {await told.get()}
+            while not {"cotenant://quota/me", "cotenant://gpus"} <= seen:
+                seen.add(await told.get())
+            await alice.client.session.unsubscribe_resource("cotenant://gpus")
+            await alice.call("release_lease", lease_id=lease["lease_id"])
+            assert await told.get() == "cotenant://quota/me"
+
+
+async def test_another_owners_log_is_not_told_of(server: Any, tokens: dict[str, str], tmp_path: Path) -> None:
+    """Both watch the same log and the same job; bob hears of the job only."""
+    go = tmp_path / "go"
+    async with (
+        server.client(tokens["alice"]) as alice,
+        server.client(tokens["bob"]) as bob,
+        server.client(tokens["alice"]) as other,
+    ):
+        job = await other.call(
+            "submit_job",
+            command=f"until [ -e {go} ]; do sleep 0.05; done; echo private; sleep 0.2",
+            gpus=0,
+            name="private log",
+        )
+        uri = f"cotenant://jobs/{job['job_id']}"
+        log = f"{uri}/log"
+        heard: dict[str, list[str]] = {"alice": [], "bob": []}
+        listening = {"alice": asyncio.Event(), "bob": asyncio.Event()}
+
+        async def follow(name: str, agent: Any) -> None:
+            async with agent.client.listen(resource_subscriptions=[uri, log]) as stream:
+                listening[name].set()
+                async for event in stream:
+                    heard[name].append(event.uri)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow, "alice", alice)
+            group.start_soon(follow, "bob", bob)
+            for event in listening.values():
+                await event.wait()
+            go.touch()
+            await other.until(job["job_id"], "succeeded")
+            end = time.monotonic() + 15
+            while (log not in heard["alice"] or uri not in heard["bob"]) and time.monotonic() < end:
+                await asyncio.sleep(0.05)
+            group.cancel_scope.cancel()
+        assert log in heard["alice"], heard
+        assert uri in heard["bob"] and log not in heard["bob"], heard
+
+
+async def test_a_revoked_token_loses_its_streams(server: Any) -> None:
+    token = server.token("stream-holder", "sue")
+    async with server.client(token) as agent:
+        async with asyncio.timeout(15):
+            async with agent.client.listen(resource_subscriptions=["cotenant://events"]) as stream:
+                server.operate("token.revoke", {"token": "stream-holder"})
+                async for _ in stream:
+                    pass  # what was on its way; then the stream ends by itself
+
+
+async def test_addresses_that_are_not_ours_are_not_watched(server: Any, tokens: dict[str, str]) -> None:
+    async with server.client(tokens["alice"]) as alice:
+        async with asyncio.timeout(15):
+            uris = ["cotenant://gpus", "file:///etc/passwd", "cotenant://jobs/../../x"]
+            async with alice.client.listen(resource_subscriptions=uris) as stream:
+                assert list(stream.honored.resource_subscriptions or ()) == ["cotenant://gpus"]
+
+
+# ---- the watchers by themselves ---------------------------------------------------------------
+
+
+async def everybody(caller: Caller, address: str) -> bool:
+    return True
+
+
+async def told(heard: list[Any], count: int, within_s: float = 5.0) -> None:
+    end = time.monotonic() + within_s
+    while len(heard) < count:
+        assert time.monotonic() < end, heard
+        await asyncio.sleep(0.01)
+
+
+async def test_the_first_change_is_told_at_once_and_the_last_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "INTERVAL_S", 0.3)
+    hub = Watching(everybody)
+    watcher = hub.open(lambda: ALICE, ["cotenant://gpus", "cotenant://events"])
+    heard: list[tuple[float, str]] = []
+    state = 0
+    seen = []
+
+    async def send(address: str) -> None:
+        heard.append((time.monotonic(), address))
+        seen.append(state)
+
+    task = asyncio.create_task(watcher.run(send))
+    began = time.monotonic()
+    for _ in range(500):
+        state += 1
+        hub.changed(frozenset({"cotenant://gpus"}))
+        await asyncio.sleep(0.001)
+    lasted = time.monotonic() - began
+    end = time.monotonic() + 5
+    while seen[-1] != state:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+    assert heard[0][0] - began < 0.2, "the leading edge"
+    assert len(heard) <= lasted / 0.3 + 3, "coalesced"
+    gaps = [b[0] - a[0] for a, b in zip(heard, heard[1:], strict=False)]
+    assert min(gaps) > 0.28
+    hub.changed(frozenset({"cotenant://events"}))  # another address has its own rhythm
+    await told(heard, len(heard) + 1)
+    watcher.close()
+    await asyncio.wait_for(task, 5)
+    assert not hub.by_address
+
+
+async def test_a_stalled_reader_holds_nobody_up_and_gets_the_last_state() -> None:
+    hub = Watching(everybody)
+    gate = asyncio.Event()
+    slow, quick = hub.open(lambda: ALICE, ["cotenant://gpus"]), hub.open(lambda: ALICE, ["cotenant://gpus"])
+    heard: list[str] = []
+    late: list[str] = []
+
+    async def stalled(address: str) -> None:
+        await gate.wait()
+        late.append(address)
+
+    async def send(address: str) -> None:
+        heard.append(address)
+
+    tasks = [asyncio.create_task(slow.run(stalled)), asyncio.create_task(quick.run(send))]
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    for _ in range(20_000):
+        hub.changed(frozenset({"cotenant://gpus"}))
+    assert time.monotonic() - began < 2.0, "publishing never waits"
+    await told(heard, 1)
+    hub.changed(frozenset({"cotenant://gpus"}))
+    await told(heard, 2)
+    assert late == [] and len(slow._dirty) <= 1, "nothing piles up"
+    gate.set()
+    await told(late, 2)  # the one that hung, and the state after it
+    hub.close()
+    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+
+
+async def test_a_send_that_times_out_is_tried_again() -> None:
+    hub = Watching(everybody)
+    watcher = hub.open(lambda: ALICE, ["cotenant://gpus"])
+    tries: list[float] = []
+
+    async def send(address: str) -> None:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            await asyncio.Event().wait()
+
+    hub.start(watcher, send, send_timeout_s=0.1)
+    hub.changed(frozenset({"cotenant://gpus"}))
+    await told(tries, 2)
+    assert tries[1] - tries[0] >= 0.1
+    hub.close()
+    await hub.join()
+
+
+async def test_whether_it_may_be_seen_is_asked_at_every_delivery() -> None:
+    open_now = True
+    alive: list[Caller | None] = [ALICE]
+
+    async def visible(caller: Caller, address: str) -> bool:
+        return open_now
+
+    hub = Watching(visible)
+    watcher = hub.open(lambda: alive[0], ["cotenant://gpus", "cotenant://events"])
+    heard: list[str] = []
+
+    async def send(address: str) -> None:
+        heard.append(address)
+
+    task = asyncio.create_task(watcher.run(send))
+    hub.changed(frozenset({"cotenant://gpus"}))
+    await told(heard, 1)
+    open_now = False
+    hub.changed(frozenset({"cotenant://events"}))
+    while watcher._dirty:
+        await asyncio.sleep(0.01)
+    assert heard == ["cotenant://gpus"]
+    alive[0] = None
+    hub.changed(frozenset({"cotenant://events"}))
+    await asyncio.wait_for(task, 5)
+    assert heard == ["cotenant://gpus"]
+
+
+async def test_new_objects_change_the_list_once_each() -> None:
+    hub = Watching(everybody)
+    watcher = hub.open(lambda: ALICE, [LIST])
+    hub.changed(frozenset({"cotenant://jobs/job_1", "cotenant://gpus"}))
+    assert list(watcher._dirty) == [LIST]
+    watcher._dirty.clear()
+    hub.changed(frozenset({"cotenant://jobs/job_1", "cotenant://jobs/job_1/log"}))
+    assert not watcher._dirty
+    watcher.close()
+    await watcher.run(_never)
+
+
+async def _never(address: str) -> None:
+    raise AssertionError("a closed watcher tells nothing")
+
+
+async def test_there_is_a_most_of_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MAX_WATCHERS", 2)
+    hub = Watching(everybody)
+    one = hub.open(lambda: ALICE)
+    hub.open(lambda: ALICE)
+    with pytest.raises(TooManyWatchers):
+        hub.open(lambda: ALICE)
+    one.close()
+    await one.run(_never)
+    hub.open(lambda: ALICE)
+    hub.close()
+    with pytest.raises(TooManyWatchers):
+        hub.open(lambda: ALICE)

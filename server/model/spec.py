@@ -81,7 +81,7 @@ class JobSpec(_Strict):
     workdir: str | None = Field(default=None, description="absolute directory on the host; default: the attempt's own")
     pty: bool = Field(default=False, description="give the command a terminal; stdout and stderr are then one stream")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables; no secrets here, see secrets")
-    secrets: tuple[SecretRef, ...] = Field(default=(), max_length=32)
+    secrets: tuple[SecretRef, ...] = Field(default=(), max_length=32, description="secrets by file on the host")
     gpus: GpuCount | GpuRange = Field(default=1, description="cards: a number, or {min,max}; 0 = a place without a card")
     gpu_memory_mib: int = Field(default=0, ge=0, le=2**31, description="MiB that each card must have at least")
     gpu_model: str = Field(default="", max_length=200, description="part of the card's model name")
@@ -107,7 +107,7 @@ class JobSpec(_Strict):
     )
     preemptible: bool = Field(default=True, description="may be stopped for a higher priority")
     resumable: bool = Field(default=False, description="a new attempt can go on from a checkpoint")
-    checkpoint: CheckpointSpec | None = None
+    checkpoint: CheckpointSpec | None = Field(default=None, description="where and how it saves its progress")
     on_host_loss: Literal["wait", "failover"] = "wait"
     stop_grace_s: int = Field(default=10, ge=0, le=3600, description="seconds between TERM and KILL")
     max_suspend_h: int = Field(default=24, ge=0)

@@ -68,7 +68,7 @@ COMPLETE: dict[str, dict[str, Any]] = {
 def complete(tool: Tool) -> dict[str, Any]:
     if tool.name in COMPLETE:
         return COMPLETE[tool.name]
-    return {name: "job_none" for name in tool.input_schema.get("required", ())}
+    return dict.fromkeys(tool.input_schema.get("required", ()), "job_none")
 
 
 async def test_every_argument_of_the_wrong_kind_is_refused_and_nothing_changes(
@@ -185,7 +185,7 @@ async def test_ten_megabytes_are_refused_in_words(server: Any, tokens: dict[str,
     async with server.client(tokens["alice"], era) as alice:
         before = (await alice.call("list_events", limit=500))["cursor"]
         for name, argument in (("submit_job", "command"), ("acquire_lease", "purpose"), ("get_job", "job_id")):
-            with pytest.raises(MCPError, match="too_large.*4 MiB"):
+            with pytest.raises(MCPError, match=r"too_large.*4 MiB"):
                 await alice.client.call_tool(name, {argument: big})
         text = await alice.refused("submit_job", command="y" * 3_000_000, gpus=0)
         assert "64000" in text and len(text) < 1000

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,14 @@ from cotenant.server.mcp.watching import LIST, TooManyWatchers, Watching
 from cotenant.server.model.caller import Caller
 
 ALICE = Caller("alice-agent", "agent", "alice", frozenset({"read"}), "tok_1")
+
+
+async def until(there: Callable[[], object], within_s: float = 5.0) -> None:
+    """Come back once `there` says so."""
+    end = time.monotonic() + within_s
+    while not there():
+        assert time.monotonic() < end, f"not within {within_s} s"
+        await asyncio.sleep(0.01)
 
 
 async def test_a_listener_follows_a_job_to_its_end(server: Any, tokens: dict[str, str]) -> None:
@@ -88,9 +98,7 @@ async def test_another_owners_log_is_not_told_of(server: Any, tokens: dict[str, 
                 await event.wait()
             go.touch()
             await other.until(job["job_id"], "succeeded")
-            end = time.monotonic() + 15
-            while (log not in heard["alice"] or uri not in heard["bob"]) and time.monotonic() < end:
-                await asyncio.sleep(0.05)
+            await until(lambda: log in heard["alice"] and uri in heard["bob"], 15)
             group.cancel_scope.cancel()
         assert log in heard["alice"], heard
         assert uri in heard["bob"] and log not in heard["bob"], heard
@@ -121,11 +129,8 @@ async def everybody(caller: Caller, address: str) -> bool:
     return True
 
 
-async def told(heard: list[Any], count: int, within_s: float = 5.0) -> None:
-    end = time.monotonic() + within_s
-    while len(heard) < count:
-        assert time.monotonic() < end, heard
-        await asyncio.sleep(0.01)
+async def told(heard: list[Any], count: int) -> None:
+    await until(lambda: len(heard) >= count)
 
 
 async def test_the_first_change_is_told_at_once_and_the_last_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +152,10 @@ async def test_the_first_change_is_told_at_once_and_the_last_never_lost(monkeypa
         hub.changed(frozenset({"cotenant://gpus"}))
         await asyncio.sleep(0.001)
     lasted = time.monotonic() - began
-    end = time.monotonic() + 5
-    while seen[-1] != state:
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
+    await until(lambda: seen[-1] == state)
     assert heard[0][0] - began < 0.2, "the leading edge"
     assert len(heard) <= lasted / 0.3 + 3, "coalesced"
-    gaps = [b[0] - a[0] for a, b in zip(heard, heard[1:], strict=False)]
+    gaps = [b[0] - a[0] for a, b in pairwise(heard)]
     assert min(gaps) > 0.28
     hub.changed(frozenset({"cotenant://events"}))  # another address has its own rhythm
     await told(heard, len(heard) + 1)
@@ -229,8 +231,7 @@ async def test_whether_it_may_be_seen_is_asked_at_every_delivery() -> None:
     await told(heard, 1)
     open_now = False
     hub.changed(frozenset({"cotenant://events"}))
-    while watcher._dirty:
-        await asyncio.sleep(0.01)
+    await until(lambda: not watcher._dirty)
     assert heard == ["cotenant://gpus"]
     alive[0] = None
     hub.changed(frozenset({"cotenant://events"}))

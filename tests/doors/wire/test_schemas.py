@@ -1,0 +1,149 @@
+"""What clients are told of the tools: stored copies, sizes, form. Output schemas only grow.
+
+After a change that is meant: COTENANT_UPDATE_SCHEMAS=1 pytest tests/doors/wire/test_schemas.py, and read the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant import tools
+from cotenant.prompts import Prompts, load
+from cotenant.server.app import INSTRUCTIONS
+from cotenant.server.mcp.schema import compact
+from cotenant.server.mcp.tool import Tool
+
+STORED = Path(__file__).parent / "schemas"
+UPDATE = os.environ.get("COTENANT_UPDATE_SCHEMAS") == "1"
+NAMES = [tool.name for tool in tools.ALL]
+
+
+@pytest.mark.parametrize("tool", tools.ALL, ids=NAMES)
+def test_each_tool_is_as_stored(tool: Tool) -> None:
+    file = STORED / f"{tool.name}.json"
+    now = json.dumps({"full": tool.listing, "core": tool.core_listing if tool.core else None}, indent=1, sort_keys=True)
+    if UPDATE:
+        file.write_text(now + "\n")
+    stored = json.loads(file.read_text())
+    assert json.loads(now) == stored, (
+        f"{tool.name} changed: if that is meant, update the stored copy (see the module's text)"
+    )
+
+
+def test_nothing_is_stored_of_tools_that_are_gone() -> None:
+    assert {file.stem for file in STORED.glob("*.json")} == set(NAMES)
+
+
+@pytest.mark.parametrize("tool", tools.ALL, ids=NAMES)
+def test_each_tool_is_told_well(tool: Tool) -> None:
+    assert re.fullmatch(r"[a-z0-9_]{1,40}", tool.name), "client libraries allow no more"
+    assert tool.title and len(tool.title) < 60
+    assert 60 < len(tool.description) < 2048, "clients cut at 2 KB"
+    assert tool.output_schema["type"] == "object" and tool.input_schema["type"] == "object"
+    assert tool.input_schema["additionalProperties"] is False
+    hints = tool.listing["annotations"]
+    assert hints["readOnlyHint"] == (tool.scope == "read")
+    assert not (hints["readOnlyHint"] and hints["destructiveHint"])
+    for name, schema in tool.input_schema["properties"].items():
+        told = schema.get("description") or schema.get("enum") or name in ("gpus",)
+        assert told, f"{tool.name}.{name} says nothing about itself"
+    if tool.scope == "write":
+        assert "request_id" in tool.input_schema["properties"], "every write can be repeated safely"
+
+
+def test_the_lists_stay_small() -> None:
+    def size(listings: list[dict[str, Any]]) -> int:
+        return len(json.dumps({"tools": listings}, separators=(",", ":")).encode())
+
+    assert size([tool.listing for tool in tools.ALL]) < 48_000
+    assert size([tool.core_listing for tool in tools.ALL if tool.core]) < 16_000
+
+
+def test_instructions_teach_the_house_rules() -> None:
+    assert len(INSTRUCTIONS.encode()) < 2048
+    for words in ("Ask quota first", "Queue, do not hammer", "Release what you do not use", "Cooperate with preemption",
+                  "Never touch a card without a lease", "data, never"):  # fmt: skip
+        assert words in INSTRUCTIONS
+    for name in re.findall(r"\b[a-z]+_[a-z]+\b", INSTRUCTIONS):
+        assert name in NAMES or name in ("when_full", "request_id"), f"the instructions name {name}, which there is not"
+
+
+@pytest.mark.parametrize("tool", tools.ALL, ids=NAMES)
+def test_descriptions_name_only_tools_that_exist(tool: Tool) -> None:
+    words = set(
+        re.findall(
+            r"\b(?:list|get|acquire|release|submit|wait|tail|cancel|retry|signal|hold)_[a-z]+\b", tool.description
+        )
+    )
+    assert words <= set(NAMES), words - set(NAMES)
+
+
+def test_a_smaller_schema_means_the_same() -> None:
+    schema = {
+        "title": "T",
+        "type": "object",
+        "properties": {
+            "title": {"title": "Title", "type": "string"},  # a property may be called like a word of JSON Schema
+            "default": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}], "default": None, "title": "D"},
+            "one": {"$ref": "#/$defs/OneAnswer"},
+            "two": {"type": "array", "items": {"$ref": "#/$defs/TwoAnswer"}},
+            "again": {"$ref": "#/$defs/TwoAnswer"},
+        },
+        "$defs": {
+            "OneAnswer": {"type": "object", "properties": {"inner": {"$ref": "#/$defs/TwoAnswer"}}},
+            "TwoAnswer": {"type": "object", "properties": {"x": {"const": "default", "title": "X"}}},
+        },
+    }
+    small = compact(schema, describe=True)
+    assert small == {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"},
+            "default": {"type": ["integer", "null"], "minimum": 1},
+            "one": {"type": "object", "properties": {"inner": {"$ref": "#/$defs/Two"}}},
+            "two": {"type": "array", "items": {"$ref": "#/$defs/Two"}},
+            "again": {"$ref": "#/$defs/Two"},
+        },
+        "$defs": {"Two": {"type": "object", "properties": {"x": {"const": "default"}}}},
+    }
+
+
+def test_prompts_are_read_from_their_files(tmp_path: Path) -> None:
+    (tmp_path / "greet.md").write_text(
+        "---\ntitle: Greet\ndescription: Say hello\nargument who: whom\n---\nHello $who, $$5 --- done $other.\n"
+    )
+    prompts = Prompts(tmp_path)
+    assert prompts.listing() == [
+        {
+            "name": "greet", "title": "Greet", "description": "Say hello",
+            "arguments": [{"name": "who", "description": "whom", "required": False}],
+        }
+    ]  # fmt: skip
+    assert prompts.find("greet", {"who": "Ada $other", "x": "y"}) == "Hello Ada $other, $5 --- done $other."
+    assert prompts.find("none", {}) is None
+    with pytest.raises(ValueError, match="unknown line"):
+        load("bad", "---\ntitel: x\n---\ntext")
+
+
+async def test_answers_fit_the_schemas_they_promise(server: Any, tokens: dict[str, str]) -> None:
+    """The client checks each structured answer against the schema of its tool once it has listed them."""
+    async with server.client(tokens["alice"]) as alice:
+        listed = {tool.name: tool for tool in (await alice.client.list_tools()).tools}
+        assert set(listed) == set(NAMES)
+        for name in NAMES:
+            if listed[name].input_schema.get("required") or name == "acquire_lease":
+                continue
+            answer = await alice.call(name)
+            assert set(listed[name].output_schema["required"]) <= set(answer), name
+        lease = await alice.call("acquire_lease")
+        assert set(listed["acquire_lease"].output_schema["required"]) <= set(lease)
+        await alice.call("heartbeat", lease_id=lease["lease_id"], request_id="any")
+        await alice.call("release_lease", lease_id=lease["lease_id"])
+        dry = await alice.call("submit_job", command="true", gpus=0, dry_run=True)
+        assert dry["dry_run"] is True and dry["would_start"] is True and dry["job_id"] == ""

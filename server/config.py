@@ -43,7 +43,8 @@ class Key:
 _POOL_KEYS: dict[str, Key] = {
     "cap": Key("int", "cards in use at once, by everybody; unset: as many as there are"),
     "reserve": Key("int", "cards of the cap that agents may not take: they are kept for people", 0),
-    "order": Key("choice", "order within one priority", "fifo", choices=("fifo", "fairshare", "shortest")),
+    # fairshare and shortest are policies of the design that nothing decides by yet: better refused than ignored.
+    "order": Key("choice", "order within one priority", "fifo", choices=("fifo",)),
     "default_hours": Key("int", "hard end, in hours, of a lease or job that names none", 24, low=1, high=744),
     "paused": Key("bool", "nothing new starts while true", False),
     "draining": Key("bool", "what runs finishes, nothing new starts, nothing is renewed", False),
@@ -51,7 +52,6 @@ _POOL_KEYS: dict[str, Key] = {
     "agent_cap": Key("int", "cards at once for one caller in this pool; unset: no such cap"),
     "owner_jobs": Key("int", "jobs and direct leases at once for one owner in this pool; unset: no such cap"),
     "agent_jobs": Key("int", "jobs and direct leases at once for one caller in this pool; unset: no such cap"),
-    "starve_h": Key("int", "hours after which a waiting job within its caps comes first below critical", 24, low=1),
     "visibility": Key(
         "choice",
         "who sees commands, paths, logs and metrics of the pool's jobs: their owner, or everybody; "

@@ -114,14 +114,6 @@ class HostSettings:
     cuda_visible_by: Literal["index", "uuid"] = "index"
     pools_by_gpu: dict[str, str] = field(default_factory=dict)
 
-    def pool_of(self, uuid: str, index: int | None) -> str:
-        """The pool of one card."""
-        return self.pools_by_gpu.get(uuid) or self.pools_by_gpu.get(str(index)) or self.pool
-
-    def shares_of(self, uuid: str, index: int | None) -> int:
-        """How many shares one card has; 1 = it is whole."""
-        return self.shares.get(uuid) or self.shares.get(str(index)) or 1
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -66,8 +66,7 @@ def test_cards_of_a_host_are_named_by_uuid_or_index() -> None:
         """
     )
     local = settings.hosts["local"]
-    assert (local.shares_of("GPU-x", 0), local.shares_of("GPU-abc", 0), local.shares_of("GPU-x", 5)) == (2, 4, 1)
-    assert (local.pool_of("GPU-abc", 3), local.pool_of("GPU-x", 0)) == ("debug", "default")
+    assert local.shares == {"0": 2, "GPU-abc": 4} and local.pools_by_gpu == {"GPU-abc": "debug"}
     assert local.residents == ("Xorg",)
 
 

@@ -89,7 +89,7 @@ class McpEndpoint:
 
     # ---- scopes ---------------------------------------------------------------------------------
 
-    async def gate(self, ctx: sdk.Context, call_next: sdk.CallNext) -> Any:
+    async def gate(self, ctx: sdk.Context, call_next: sdk.CallNext) -> sdk.HandlerResult:
         """Middleware: what the token's scopes do not allow goes no further."""
         if ctx.request_id is None:
             return await call_next(ctx)
@@ -241,7 +241,7 @@ class McpEndpoint:
             watcher = self._open(ctx, ())
             self._old_watchers[session] = watcher
             sdk.at_session_end(ctx, watcher.close)
-            sdk.at_session_end(ctx, lambda: self._old_watchers.pop(session, None) and None)
+            sdk.at_session_end(ctx, lambda: self._forget(session))
             # Never awaited by whoever publishes: a reader that stalls would hold everybody up.
             self._watching.start(
                 watcher, lambda address: sdk.tell_session_updated(ctx, address), send_timeout_s=_OLD_SEND_S
@@ -257,6 +257,9 @@ class McpEndpoint:
         if (watcher := self._old_watchers.get(sdk.session_of(ctx))) is not None:
             watcher.remove(str(params.uri))
         return wire.EmptyResult()
+
+    def _forget(self, session: object) -> None:
+        self._old_watchers.pop(session, None)
 
     def _open(self, ctx: sdk.Context, addresses: Sequence[str]) -> Watcher:
         try:

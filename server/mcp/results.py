@@ -28,8 +28,9 @@ def plain(answer: Any) -> dict[str, Any]:
     """A view (or a dictionary) as JSON values."""
     if isinstance(answer, dict):
         return answer
-    assert dataclasses.is_dataclass(answer), f"a tool returned {type(answer).__name__}"
-    made: dict[str, Any] = _adapter(type(answer)).dump_python(answer, mode="json")
+    kind: type = type(answer)
+    assert dataclasses.is_dataclass(kind), f"a tool returned {kind.__name__}"
+    made: dict[str, Any] = _adapter(kind).dump_python(answer, mode="json")
     return made
 
 

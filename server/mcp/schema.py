@@ -16,7 +16,7 @@ _ANY_LENGTH = 64_000
 def compact(schema: dict[str, Any], *, describe: bool) -> dict[str, Any]:
     """`schema` with the same meaning and fewer bytes; descriptions and defaults stay only with `describe`."""
     defs = {name: _shrink(body, describe) for name, body in schema.get("$defs", {}).items()}
-    body = _shrink({key: value for key, value in schema.items() if key != "$defs"}, describe)
+    body: dict[str, Any] = _shrink({key: value for key, value in schema.items() if key != "$defs"}, describe)
     while once := [name for name in defs if _count(body, name) + sum(_count(d, name) for d in defs.values()) <= 1]:
         for name in once:
             inner = defs.pop(name)

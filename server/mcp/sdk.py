@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import mcp_types as wire
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.caching import CacheHint
-from mcp.server.context import ServerRequestContext
+from mcp.server import context as sdk_context
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
@@ -36,11 +36,11 @@ from cotenant.server.mcp.call import NeedsAnswer, Reply
 from cotenant.server.model import text
 from cotenant.server.model.caller import Caller
 
-Context = ServerRequestContext[Any, Any]
+Context = sdk_context.ServerRequestContext[Any, Any]
 Result = Mapping[str, Any]
+CallNext: TypeAlias = sdk_context.CallNext
+HandlerResult: TypeAlias = sdk_context.HandlerResult
 Handler = Callable[[Context, Any], Awaitable[Any]]
-CallNext = Callable[[Context], Awaitable[Any]]
-Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 
 #: Keys of the ASGI scope under which the bearer check leaves its findings.
 CALLER = "cotenant.caller"
@@ -86,7 +86,9 @@ def _complete(handler: Handler) -> Handler:
     return handle
 
 
-def make_server(*, version: str, instructions: str, handlers: Handlers, middleware: Middleware) -> Server[Any]:
+def make_server(
+    *, version: str, instructions: str, handlers: Handlers, middleware: sdk_context.ServerMiddleware[Any]
+) -> Server[Any]:
     """The low-level server over our handlers. tools/list depends on the token, so caches must keep it private."""
     lists = CacheHint(ttl_ms=60_000, scope="private")
     live = CacheHint(ttl_ms=0, scope="private")

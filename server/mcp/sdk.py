@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import mcp_types as wire
+from mcp.server import context as sdk_context
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.caching import CacheHint
-from mcp.server import context as sdk_context
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings

@@ -1,4 +1,4 @@
-"""Documents that say what code says: states, configuration, commands, links."""
+"""Documents that say what code says: states, commands, links."""
 
 import re
 import subprocess
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.server import config
 from cotenant.server.model import states
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,52 +64,6 @@ def test_the_moves_are_those_of_the_code(title: str, moves: dict[StrEnum, frozen
 def test_the_other_pictures_have_every_state_and_no_other(title: str, words: type[StrEnum]) -> None:
     drawn = {state for arrow in arrows(section(title)) for state in arrow}
     assert drawn == {word.value for word in words}
-
-
-def test_configuration_page_has_every_key_as_the_code_has_it() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text()
-    assert configuration() in page, "docs/configuration.md is behind; the right tables are:\n" + configuration()
-
-
-def configuration() -> str:
-    """The tables of docs/configuration.md."""
-    parts = []
-    for name, keys in config.KEYS.items():
-        if name == "pools.NAME":
-            assert keys == config.KEYS["defaults"]
-            continue  # said once, under [defaults]
-        lines = [
-            f"### [{name}]" + (" and [pools.NAME]" if name == "defaults" else ""),
-            "",
-            "| key | value | default | what |",
-        ]
-        lines.append("|---|---|---|---|")
-        for key, what in keys.items():
-            lines.append(f"| `{key}` | {kind(what)} | {default(what)} | {what.doc} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
-
-
-def kind(key: config.Key) -> str:
-    words = {
-        "int": f"number, {key.low} to {key.high}",
-        "bool": "true or false",
-        "str": "text",
-        "path": "path",
-        "choice": " or ".join(f'`"{choice}"`' for choice in key.choices),
-        "strings": "list of text",
-        "ints_by_name": f"table: name = number, {key.low} to {key.high}",
-        "strings_by_name": "table: name = text",
-    }
-    return words[key.kind]
-
-
-def default(key: config.Key) -> str:
-    if key.default is None or key.default in ((), {}):
-        return ""
-    if isinstance(key.default, bool):
-        return f"`{str(key.default).lower()}`"
-    return f'`"{key.default}"`' if isinstance(key.default, str) else f"`{key.default}`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

@@ -45,7 +45,7 @@ def configure(parser: Parser, _: str) -> None:
     signal = _on_job(parser, "signal", act_signal, "send a signal to a running job's processes", more=" USR1")
     signal.add_argument("signal", metavar="SIGNAL", help="name or number, such as USR1, CONT, 12")
     hold = _on_job(parser, "hold", act_hold, "keep a waiting job from starting")
-    _as_operator(hold, reason_for="why; shown to whoever asks why it waits")
+    _as_operator(hold, reason_for="why; recorded")
     release = _on_job(parser, "release", act_release, "let a held job start")
     _as_operator(release)
     evict = _on_job(parser, "evict", act_evict, "take a running job off its cards (people only)", more=' --reason "…"')

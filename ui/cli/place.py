@@ -40,18 +40,20 @@ def read_token(path: str) -> str:
         Problem: the file is not there, belongs to somebody else, can be read by others, or holds no token.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not make it wait
     except OSError as exc:
         raise Problem(f"The token file {path} cannot be read: {exc.strerror}.") from exc
-    with os.fdopen(fd, "rb") as file:
-        seen = os.fstat(file.fileno())  # of the open file: what is checked is what is read
+    try:
+        seen = os.fstat(fd)  # of the open file: what is checked is what is read
         if not stat.S_ISREG(seen.st_mode):
             raise Problem(f"The token file {path} is not a regular file.")
         if seen.st_uid != os.geteuid() and os.geteuid() != 0:
             raise Problem(f"The token file {path} belongs to another user. Use a token of your own.")
         if seen.st_mode & 0o077:
             raise Problem(f"Others can read the token file {path}. Close it first: chmod 600 {path}")
-        content = file.read(4096)
+        content = os.read(fd, 4096)
+    finally:
+        os.close(fd)
     return checked_token(content.decode("utf-8", "replace").strip(), f"the token file {path}")
 
 

@@ -181,7 +181,8 @@ def test_a_job_can_be_held_let_go_signalled_cancelled_and_run_again(live: Live, 
         "trap 'echo got it; exit 5' USR1; echo up; while :; do sleep 0.05; done",
     ).out.strip()
     assert live.json("job", "hold", job, "--reason", "not yet")["state"] == "held"
-    assert "not yet" in live("job", "show", job).out
+    assert "held by" in live("job", "show", job).out
+    assert live.json("events", "--job", job, "--type", "job.held")["events"][0]["reason"] == "not yet"
     assert live.json("job", "release", job)["state"] == "queued"
     assert "still" in live("job", "wait", job, "--timeout", "0", code=1).err
     live("lease", "release", blocker["lease_id"])

@@ -36,7 +36,7 @@ from cotenant.hostd.protocol import (
     to_wire,
 )
 from cotenant.hostd.state import State, overlap
-from cotenant.hostd.supervisor import Supervisor
+from cotenant.hostd.supervisor import RESUME_START_WITHIN_S, Supervisor
 
 #: How often slots that an ended lease left unclean are looked at again.
 SWEEP_S = 1.0
@@ -71,6 +71,7 @@ class Host:
         self._report = report
         self._starts: Dict[str, Tuple[str, asyncio.Future[AttemptReport]]] = {}
         self._tasks: Set[asyncio.Task[None]] = set()
+        self._unmade: Set[str] = set()  # accepted by a hostd that died; not handed to a shim yet
         self._closed = False
         self._card_told: Dict[str, Tuple[Any, ...]] = {}
         self._log_sizes: Dict[str, int] = {}
@@ -101,14 +102,21 @@ class Host:
                 self.locks.take(uuid, user, ours_lives=True)
 
     def _resume(self, attempt: Attempt) -> None:
-        """A start that hostd's death interrupted is made now, under the same checks."""
+        """A start that hostd's death interrupted is made now, under the same checks.
+
+        Where its secrets died with hostd it waits for the server to repeat it; unrepeated it never will be.
+        """
+        self._unmade.add(attempt.id)
 
         async def make() -> None:
-            try:
-                assert attempt.spec is not None
-                await self._make(attempt, attempt.spec)
-            except Refused as error:
-                self._give_up(attempt, error)
+            if attempt.wants_secrets:
+                await asyncio.sleep(RESUME_START_WITHIN_S)
+                if attempt.id not in self._unmade:
+                    return
+                self._give_up(attempt, Refused("storage", "its secrets died with hostd, and it was not repeated"))
+            else:
+                with contextlib.suppress(Refused):
+                    await self._once(attempt.id, attempt.plain, self._make(attempt))
             self._changed(attempt)
 
         self._later(make())
@@ -161,21 +169,28 @@ class Host:
             _same(known.plain, text, attempt_id)
             if known.state == "never":
                 raise Refused("tombstoned", f"attempt {attempt_id} was stopped before it started; it never will")
+            if attempt_id in self._unmade:
+                known.secrets = dict(spec.secret_env)
+                return await self._once(attempt_id, text, self._make(known))
             return known.report()
         if attempt_id in self.state.tombstones or known is not None:
             raise Refused("tombstoned", f"a stop of attempt {attempt_id} came before its start")
+        return await self._once(attempt_id, text, self._start(spec, text))
+
+    async def _once(self, attempt_id: str, text: str, work: Coroutine[Any, Any, AttemptReport]) -> AttemptReport:
+        """Do `work` so that a repeat which comes meanwhile waits for the same answer."""
         answer: asyncio.Future[AttemptReport] = asyncio.get_running_loop().create_future()
         self._starts[attempt_id] = (text, answer)
         try:
-            result = await self._start(spec, text)
-            answer.set_result(result)
-            return result
+            result = await work
         except BaseException as error:
-            answer.set_exception(
-                error if isinstance(error, Refused) else Refused("storage", f"hostd failed: {error!r}")
-            )
+            refused = error if isinstance(error, Refused) else Refused("storage", f"hostd failed: {error!r}")
+            answer.set_exception(refused)
             answer.exception()  # nobody need ask
             raise
+        else:
+            answer.set_result(result)
+            return result
         finally:
             del self._starts[attempt_id]
 
@@ -208,11 +223,18 @@ class Host:
         if not self._closed and self.attempts.make_ready():
             self._make_ready_soon()  # one at a time, so that no request waits for all
 
-    async def _make(self, attempt: Attempt, spec: StartSpec) -> None:
-        """Start an attempt that is on disk already."""
-        self.state.check_fence(spec.slots, spec.fence)
-        await self._admit(spec)
-        await self._obey(attempt, self.state.raise_fence(spec.slots, spec.fence))
+    async def _make(self, attempt: Attempt) -> AttemptReport:
+        """Start an attempt that a hostd before us accepted. Refused now, it never will start."""
+        assert attempt.spec is not None
+        self._unmade.discard(attempt.id)
+        try:
+            self.state.check_fence(attempt.spec.slots, attempt.spec.fence)
+            await self._admit(attempt.spec)
+            await self._obey(attempt, self.state.raise_fence(attempt.spec.slots, attempt.spec.fence))
+        except Refused as error:
+            self._give_up(attempt, error)
+            raise
+        return attempt.report()
 
     async def _admit(self, spec: StartSpec) -> Dict[str, Sighting]:
         """Look at the cards of `spec` in this moment. Returns them by uuid; raises Refused when one may not be used."""

@@ -85,13 +85,18 @@ def wait_for_request(requests: socket.socket, taken: int) -> None:
     _prctl(_PR_SET_NAME, b"cotenant-shim", 0, 0, 0)
     wake = _catch_signals()
     _rehearse()
-    data, fds, _flags, _address = socket.recv_fds(requests, 1 << 18, 32, socket.MSG_CMSG_CLOEXEC)
+    # CPython's recv_fds does not hand its flags on, so close-on-exec is set by hand: a command that inherited the lock
+    # would keep it beyond its shim's death.
+    data, fds, _flags, _address = socket.recv_fds(requests, 1 << 18, 32)
+    for fd in fds:
+        os.set_inheritable(fd, False)
     if not data:
         return
     request = json.loads(data)
 
     def free_the_place() -> None:
-        os.write(taken, b"1")
+        with contextlib.suppress(OSError):  # the warm parent may have died meanwhile; that must not end this attempt
+            os.write(taken, b"1")
         os.close(taken)
         requests.close()
 

@@ -115,12 +115,7 @@ class Supervisor:
                 raise Refused("tombstoned", f"a stop of attempt {attempt.id} came before its start")
             lock = attempt.take_lock()
             if lock is None:
-                # A request of before hostd's death is on its way: to its end, or to a shim.
-                attempt.read()
-                if attempt.shim is not None and attempt.is_locked():
-                    self._adopt_running(attempt)
-                    return
-                continue
+                continue  # a request that nobody took is still on its way to its end
             attempt.read()
             if attempt.began:
                 os.close(lock)
@@ -131,6 +126,9 @@ class Supervisor:
             await attempt.taken
             if attempt.state != "starting":
                 return
+        if attempt.is_locked():
+            self._adopt_running(attempt)
+            return
         raise Refused("storage", "no process could be made to keep the attempt; see the log of hostd on this host")
 
     def _hand_over(self, attempt: Attempt, lock: int, locks: List[int]) -> None:

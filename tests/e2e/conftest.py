@@ -1,0 +1,40 @@
+"""Servers of a test's own: whatever they started is gone when the test is over."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+
+from rig import Rig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Makes servers, clients and jobs in `tmp_path`; ends everything afterwards."""
+    made = Rig(tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """`make_rig(env={…})` for servers in an environment of their own."""
+    made: list[Rig] = []
+
+    def make(**options: dict[str, str]) -> Rig:
+        made.append(Rig(tmp_path, **options))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for item in made:
+            item.end()

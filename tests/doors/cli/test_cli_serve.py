@@ -1,0 +1,160 @@
+"""`cotenant serve` as others rely on it, and what the other commands do while no server runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Own = Any  # conftest.Server
+Until = Callable[..., Any]  # conftest.until
+
+
+def test_without_a_server_it_is_3_and_says_how_to_start_one(own: Own) -> None:
+    for words in (["status"], ["submit", "--", "true"], ["run", "--", "true"], ["job", "wait", "j"]):
+        done = own(*words, code=3)
+        assert "cotenant serve" in done.err
+        assert "Traceback" not in done.err
+    assert own("status", "--json", code=3).json["error"]["code"] == "noserver"
+
+
+def test_tokens_are_made_listed_and_revoked_without_a_server_and_are_good_with_it(own: Own) -> None:
+    made = own.json("token", "create", "early", "--kind", "agent", "--owner", "erin", "--scopes", "read,write")
+    assert made["token"].startswith("ctn_")
+    assert (made["name"], made["kind"], made["owner"], made["scopes"]) == ("early", "agent", "erin", ["read", "write"])
+    gone = own.json("token", "create", "gone", "--owner", "erin")
+    own("token", "revoke", "gone", "--yes")
+    assert {t["name"]: t["state"] for t in own.json("token", "list")["tokens"]} == {
+        "early": "active",
+        "gone": "revoked",
+    }
+    assert "admin" in own("token", "create", "x", "--scopes", "read,admin", code=1).err
+    own.start_server()
+    assert own.json("quota", COTENANT_TOKEN=made["token"])["me"]["name"] == "early"
+    assert "COTENANT_TOKEN" in own("quota", code=1, COTENANT_TOKEN=gone["token"]).err
+    own.stop_server()
+
+
+def test_a_server_that_was_killed_is_told_from_one_that_runs(own: Own) -> None:
+    own.start_server()
+    own.signal_server(signal.SIGKILL)
+    assert (own.data / "server.json").exists()
+    assert "connection refused" in own("status", code=3).err.lower()
+    assert own.json("token", "create", "after", "--owner", "x")["token"], "the database is free: made without a server"
+    found = own("doctor", code=None)
+    assert "No server answers" in found.out
+    own.start_server()
+    assert own.json("token", "list")
+    own.stop_server()
+    assert not (own.data / "server.json").exists()
+
+
+def test_a_second_server_on_the_same_directory_is_refused_in_one_sentence(own: Own) -> None:
+    own.start_server()
+    second = own("serve", "--port", "0", code=1)
+    assert "Traceback" not in second.err
+    assert str(own.data) in second.err
+    assert own.json("gpus")["total"] == 1, "the first goes on"
+    own.stop_server()
+
+
+def test_a_taken_port_and_a_bad_configuration_are_one_sentence(own: Own, room: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = own("serve", "--port", str(taken.getsockname()[1]), code=1)
+    assert "in use" in refused.err
+    assert "Traceback" not in refused.err
+    config = room / "bad.toml"
+    config.write_text("[server]\nprot = 1\n")
+    wrong = own("serve", "--config", str(config), code=2)
+    assert "prot" in wrong.err
+    assert "port" in wrong.err
+    assert "Traceback" not in wrong.err
+    assert "cannot be read" in own("serve", "--config", "/nowhere.toml", code=2).err
+
+
+def test_sigterm_ends_it_with_0_and_leaves_a_running_job_running(own: Own, until: Until, room: Path) -> None:
+    own.start_server()
+    go = room / "go"
+    job = own(
+        "submit", "--gpus", "1", "--", "sh", "-c", f"echo $$; while [ ! -e {go} ]; do sleep 0.05; done; exit 3"
+    ).out.strip()
+    pid = until(lambda: own("logs", job).out.strip(), "it did not start")
+    own.stop_server()
+    assert os.path.exists(f"/proc/{pid}"), "the job lives on"
+    own.start_server()
+    assert own.json("job", "show", job)["state"] in ("running", "lost", "deploying")
+    go.touch()
+    own("job", "wait", job, code=3)
+    assert own.json("doctor")["ok"] is True
+    own.stop_server()
+
+
+def test_doctor_before_the_first_start_finds_nothing_wrong(own: Own) -> None:
+    found = own("doctor", code=None)
+    assert "not there yet" in found.out
+    assert "Traceback" not in found.err
+
+
+def test_the_demo_plays_to_its_end_and_leaves_nothing_behind(own: Own, room: Path) -> None:
+    env = {**own.env, "TMPDIR": str(room)}
+    words = [*own.argv()[:4], "demo", "--simulate-gpus", "1", "--fast", "--json"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    played = json.loads(done.stdout)
+    assert played["ok"] is True
+    assert len(played["checks"]) >= 20
+    assert "simulated" in done.stderr
+    assert "epoch" in done.stderr, "progress is shown while it runs"
+    assert list(room.iterdir()) == [], "the data directory is gone"
+    assert _mentioning(room) == []
+
+
+def test_the_demo_says_what_did_not_hold(own: Own, room: Path) -> None:
+    broken = room / "train.py"
+    broken.write_text("print('up', flush=True)\nraise SystemExit(3)\n")
+    words = [*own.argv()[:4], "demo", "--simulate-gpus", "1", "--fast", "--train", str(broken)]
+    done = subprocess.run(
+        words, env={**own.env, "TMPDIR": str(room)}, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert _mentioning(room) == []
+
+
+def test_an_interrupted_demo_cleans_up(own: Own, room: Path) -> None:
+    words = [*own.argv()[:4], "demo", "--simulate-gpus", "1"]
+    playing = subprocess.Popen(
+        words, env={**own.env, "TMPDIR": str(room)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert playing.stdout is not None
+        for line in playing.stdout:
+            if "epoch" in line:
+                break
+        playing.send_signal(signal.SIGINT)
+        out, err = playing.communicate(timeout=60)
+    finally:
+        playing.kill()
+    assert playing.returncode == 130, out + err
+    assert "Traceback" not in err
+    assert list(room.iterdir()) == []
+    assert _mentioning(room) == []
+
+
+def _mentioning(folder: Path) -> list[str]:
+    """Command lines of living processes that name `folder`."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                line = Path(f"/proc/{name}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(folder) in line:
+                found.append(line.decode(errors="replace"))
+    return found

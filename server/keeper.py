@@ -38,6 +38,7 @@ class Keeper:
         self.living: dict[str, Holding] = {}
         self.ended: dict[str, Holding] = {}
         self.uses: dict[SlotKey, tuple[str, str, str]] = {}
+        self._taken: dict[str, set[SlotKey]] = {}  # lease -> its keys in `uses`
         self._base: dict[SlotKey, Slot] = {}  # slots without their state
         self._slots: dict[SlotKey, Slot] = {}
         self._host_rows: list[sqlite3.Row] = []
@@ -54,6 +55,15 @@ class Keeper:
                 self._dirty_leases.add(key)
             else:
                 self._hosts_dirty = True
+
+    @property
+    def stale(self) -> bool:
+        """Whether something was committed or doubted since the last refresh."""
+        return bool(self._all_dirty or self._dirty_jobs or self._dirty_leases or self._hosts_dirty)
+
+    def knows(self, host: str, uuid: str) -> bool:
+        """Whether the records list this card on this host (as of the last refresh)."""
+        return (host, uuid, 0) in self._base
 
     def distrust(self) -> None:
         """Read everything anew before the next decision."""
@@ -76,7 +86,7 @@ class Keeper:
 
         Never gives the loop away in between: two refreshes that overlap would each see half of what changed.
         """
-        if not (self._all_dirty or self._dirty_jobs or self._dirty_leases or self._hosts_dirty):
+        if not self.stale:
             return
         everything = self._all_dirty
         jobs, leases, hosts = list(self._dirty_jobs), list(self._dirty_leases), self._hosts_dirty or everything
@@ -94,21 +104,25 @@ class Keeper:
         living, ended, uses = held
         if everything:
             self.asks, self.living, self.ended, self.uses = asks, living, ended, uses
+            self._taken = {}
         else:
             for key in (*jobs, *leases):
                 self.asks.pop(key, None)
             self.asks.update(asks)
             for lease_id in leases:
-                old = self.living.pop(lease_id, None) or self.ended.pop(lease_id, None)
-                for slot_key in old.slots if old else ():
-                    if self.uses.get(slot_key, ("", lease_id, ""))[1] == lease_id:
-                        self.uses.pop(slot_key, None)
+                self.living.pop(lease_id, None)
+                self.ended.pop(lease_id, None)
+                for slot_key in self._taken.pop(lease_id, ()):
+                    if self.uses.get(slot_key, ("", "", ""))[1] == lease_id:
+                        del self.uses[slot_key]
                         self._touch(slot_key)
             self.living.update(living)
             self.ended.update(ended)
             self.uses.update(uses)
             for slot_key in uses:
                 self._touch(slot_key)
+        for slot_key, (_, lease_id, _) in uses.items():
+            self._taken.setdefault(lease_id, set()).add(slot_key)
         self._gpu_ms = hours
         if host_data is not None:
             self._host_rows, gpus = host_data
@@ -188,7 +202,7 @@ class Keeper:
                 HostView(
                     name=row["name"],
                     link=(live.link if live else LinkState.CONNECTING).value,
-                    mode=row["mode"],
+                    mode="quarantined" if live is not None and live.needs_floor else row["mode"],
                     reason=row["mode_reason"] or (live.reason if live else ""),
                     cpus=facts.cpus if facts else 0,
                     memory_mib=facts.memory_mib * 9 // 10 if facts else 0,
@@ -204,6 +218,7 @@ class Keeper:
         if ask_id is not None:
             self.asks.pop(ask_id, None)
         self.living[holding.id] = holding
+        self._taken[holding.id] = set(holding.slots)
         for key in holding.slots:
             self.uses[key] = ("held", holding.id, "")
             self._touch(key)

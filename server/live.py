@@ -25,6 +25,7 @@ class LiveHost:
     reason: str = ""
     facts: HostFacts | None = None
     at_ms: int = 0
+    needs_floor: bool = False  # it lost its memory, and what it ran before may still be there: nothing starts on it
 
 
 @dataclass

@@ -9,9 +9,11 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
+from cotenant.server.backends.base import HostRefused
 from cotenant.server.control import grants, placing
 from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Context
+from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
 from cotenant.server.control.leases import Leases
 from cotenant.server.deciding.decide import decide
@@ -34,13 +36,16 @@ _HOUSEKEEPING_EVERY_S: Final = 600.0
 class Loop:
     """Owns the pass and the tick. `run` until cancelled."""
 
-    def __init__(self, context: Context, leases_: Leases, hosts: Hosts, auth: Auth) -> None:
+    def __init__(self, context: Context, leases_: Leases, holds: Holds, hosts: Hosts, auth: Auth) -> None:
         self._context = context
         self._leases = leases_
+        self._holds = holds
         self._hosts = hosts
         self._auth = auth
         self._wake = asyncio.Event()
         self._wake_at_ms: int | None = None
+        self._ticked_s = self._housekept_s = context.clock.monotonic_s()
+        self._ticked_ms = context.now()
         self.passes = 0
         self.longest_pass_s = 0.0
 
@@ -50,29 +55,15 @@ class Loop:
 
     async def run(self) -> None:
         clock = self._context.clock
-        ticked = clock.monotonic_s()
-        housekept = ticked
         while True:
-            timeout = max(0.0, ticked + TICK_S - clock.monotonic_s())
+            timeout = max(0.0, self._ticked_s + TICK_S - clock.monotonic_s())
             if self._wake_at_ms is not None:
                 timeout = min(timeout, max(0.0, (self._wake_at_ms - self._context.now()) / 1000))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._wake.wait()
             try:
-                if self._wake.is_set() or (self._wake_at_ms is not None and self._wake_at_ms <= self._context.now()):
-                    self._wake.clear()
-                    await self.step()
-                now = clock.monotonic_s()
-                if now - ticked >= TICK_S:
-                    if now - ticked > LATE_S:
-                        await self.renew_all(f"the server's tick was {now - ticked:.0f} s late")
-                    ticked = now
-                    await self._hosts.tick()
-                    await self._auth.flush_seen()
-                    if now - housekept >= _HOUSEKEEPING_EVERY_S:
-                        housekept = now
-                        await self._context.db.write(partial(requests.forget_old, now_ms=self._context.now()))
+                await self.turn()
             except Unavailable as error:
                 log.warning("the store refuses for now: %s", error)
                 await clock.sleep(TICK_S)
@@ -81,6 +72,37 @@ class Loop:
                 log.exception("a pass of the loop failed")
                 self._context.keeper.distrust()
                 await clock.sleep(TICK_S)
+
+    async def turn(self) -> None:
+        """Do what is due now: the pause rule before all else, then a pass, then the tick."""
+        context = self._context
+        now_s, now_ms = context.clock.monotonic_s(), context.now()
+        late_s = now_s - self._ticked_s
+        # the wall clock is compared with the steady one: a step of it would else end every lease at once, or none
+        stepped_s = (now_ms - self._ticked_ms) / 1000 - late_s
+        if late_s > LATE_S or abs(stepped_s) > LATE_S:
+            # before any decision: one made on the old ends would let leases run out that nobody could renew
+            self._ticked_s, self._ticked_ms = now_s, now_ms
+            what = (
+                f"the server's tick was {late_s:.0f} s late"
+                if late_s > LATE_S
+                else f"the clock moved by {stepped_s:.0f} s"
+            )
+            await self.renew_all(what)
+            self.wake()
+        if self._wake.is_set() or (self._wake_at_ms is not None and self._wake_at_ms <= context.now()):
+            self._wake.clear()
+            await self.step()
+        if now_s - self._ticked_s < TICK_S and late_s <= LATE_S:
+            return
+        self._ticked_s, self._ticked_ms = now_s, now_ms
+        await self._hosts.tick()
+        await self._auth.flush_seen()
+        if context.keeper.stale:
+            self.wake()  # the net under a wake-up that a failure swallowed
+        if now_s - self._housekept_s >= _HOUSEKEEPING_EVERY_S:
+            self._housekept_s = now_s
+            await context.db.write(partial(requests.forget_old, now_ms=now_ms))
 
     async def step(self) -> None:
         """One pass: decide, and set in motion what was decided."""
@@ -130,21 +152,22 @@ class Loop:
 
     async def _grant(self, lease_id: str, slots: list[Slot], now: int) -> None:
         if await placing.grant_claim(self._context, lease_id, slots, now):
-            with contextlib.suppress(Exception):
-                await self._leases.take_on_host(lease_id)
+            refused = await self._holds.take(lease_id)
+            if refused is not None:
+                await self._requeue(lease_id, refused)
 
     def _expire(self, decision: Expire) -> None:
         if decision.why in ("pickup", "pickup_twice"):
-            work: Coroutine[Any, Any, object] = self._requeue(decision.lease_id, decision.why == "pickup_twice")
+            work: Coroutine[Any, Any, object] = self._requeue(decision.lease_id)
         else:
             reason = "its ttl ran out without a heartbeat" if decision.why == "ttl" else "its hard end was reached"
             work = self._leases.end(LOOP, decision.lease_id, LeaseState.EXPIRED, reason, only_if_due=decision.why)
         self._context.background_task(work)
 
-    async def _requeue(self, lease_id: str, twice: bool) -> None:
-        await placing.requeue_claim(self._context, lease_id, twice=twice)
-        await self._leases.unhold_on_host(lease_id)
-        self._context.wake()
+    async def _requeue(self, lease_id: str, refused: HostRefused | None = None) -> None:
+        if await placing.requeue_claim(self._context, lease_id, refused=refused):
+            await self._holds.free(lease_id)
+            self._context.wake()
 
     async def renew_all(self, reason: str) -> None:
         """Downtime counts as a pause: every direct lease gets its whole ttl anew. Hard ends do not move."""

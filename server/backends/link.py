@@ -21,7 +21,7 @@ from cotenant.hostd.protocol import (
     Welcome,
 )
 from cotenant.server.backends.base import HostEvents, HostRefused
-from cotenant.server.errors import OutcomeUnknown, Unreachable
+from cotenant.server.errors import CotenantError, OutcomeUnknown, Unreachable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -67,8 +67,12 @@ class HostLink:
                 try:
                     if await self._serve(reader, writer):
                         failures = 0
-                except (OSError, EOFError, TimeoutError, protocol.ProtocolError) as error:
+                except (OSError, EOFError, TimeoutError, protocol.ProtocolError, CotenantError) as error:
                     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                except Exception as error:
+                    # a mistake of ours in settling one hello must not leave the host without a link for ever
+                    log.exception("the link to host %s failed", self.name)
+                    reason = f"the server failed: {type(error).__name__}"
                 finally:
                     self._drop(writer)
             await self._events.lost(self.name, reason)

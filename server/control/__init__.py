@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Changes, Context
+from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
 from cotenant.server.control.jobs import Confirmations, Jobs
 from cotenant.server.control.leases import Leases
@@ -20,12 +21,13 @@ class Control:
         self.context = context
         self.auth = Auth(context)
         self.views = Views(context, self.auth)
-        self.leases = Leases(context, self.views)
+        self.holds = Holds(context)
+        self.leases = Leases(context, self.views, self.holds)
         self.jobs = Jobs(context, self.views, self.leases)
         self.logs = Logs(context, self.auth)
         self.tokens = Tokens(context, self.auth)
         self.confirmations = Confirmations(context)
-        self.hosts = Hosts(context, self.leases, self.jobs)
+        self.hosts = Hosts(context, self.holds, self.jobs)
         self.operate = Operate(context, self.views, self.leases, self.jobs, self.hosts, self.tokens)
 
     @property

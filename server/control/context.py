@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from cotenant.server.backends.base import Host
+from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.clock import Clock
 from cotenant.server.config import Settings
 from cotenant.server.deciding.world import Blocker, Policy
@@ -21,6 +21,19 @@ from cotenant.server.model.text import clean, find_secret, quoted
 from cotenant.server.store.db import Database
 
 log = logging.getLogger(__name__)
+
+
+HOURS_MIN: Final = 0.0003
+HOURS_MAX: Final = 31 * 24
+REQUEST_ID_MAX: Final = 128
+#: What a card is taken for when its host refuses it with this code.
+_REFUSED_AS: Final = {
+    "occupied": "occupied",
+    "locked": "occupied",
+    "sick": "sick",
+    "unverified": "unverified",
+    "no_such_card": "lost",
+}
 
 
 async def _logged(work: Coroutine[Any, Any, object]) -> None:
@@ -101,6 +114,17 @@ class Context:
     def now(self) -> int:
         return self.clock.now_ms()
 
+    def doubt_cards(self, refused: HostRefused, uuids: list[str]) -> None:
+        """A host found a card in another state than it was last seen in: do not offer it again until it is observed anew."""
+        state = _REFUSED_AS.get(refused.code)
+        about = refused.data.get("uuid")
+        for uuid in uuids:
+            known = self.live.cards.get(uuid)
+            if state is not None and known is not None and about in (None, uuid):
+                reason = clean(refused.message, 300)
+                self.live.cards[uuid] = replace(known, state=replace(known.state, state=state, reason=reason))
+                self.keeper.observe_cards()
+
     def committed(self, changed: set[str], dirty: set[tuple[str, str]]) -> None:
         """After a COMMIT: tell those who wait and those who listen."""
         addresses = frozenset(changed)
@@ -134,8 +158,18 @@ class Context:
         return name
 
     def hours_ms(self, pool: str, hours: float | None) -> tuple[int, str]:
-        """(milliseconds, where they come from): as asked for, or the pool's default."""
+        """(milliseconds, where they come from): as asked for, or the pool's default.
+
+        Raises:
+            BadRequest: no time that a lease can have.
+        """
         if hours is not None:
+            if not HOURS_MIN <= hours <= HOURS_MAX:
+                raise BadRequest(
+                    f"hours is {hours:g}; it must be {HOURS_MIN:g} (one second) to {HOURS_MAX}",
+                    code="bad_hours",
+                    hint="Leave it out for the pool's default.",
+                )
             return int(hours * 3_600_000), "hours"
         return self.settings.pools[pool].default_hours * 3_600_000, "pool default"
 
@@ -162,6 +196,21 @@ def said(text: str, field_name: str, limit: int) -> str:
     if (what := find_secret(text)) is not None:
         raise secret_refused(field_name, what)
     return clean(text, limit, newlines=False)
+
+
+def check_request_id(request_id: str | None) -> None:
+    """
+    Raises:
+        BadRequest: it cannot be kept as it is: empty, too long, with control characters, or like a secret.
+    """
+    if request_id is None:
+        return
+    if not request_id or clean(request_id, REQUEST_ID_MAX) != request_id:
+        raise BadRequest(
+            f"request_id must be 1 to {REQUEST_ID_MAX} printable characters", hint="A random word or a UUID is best."
+        )
+    if (what := find_secret(request_id)) is not None:
+        raise secret_refused("request_id", what)
 
 
 def secret_refused(field_name: str, what: str) -> BadRequest:

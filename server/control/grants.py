@@ -35,34 +35,61 @@ def recheck(
     Raises:
         GrantLost: a cap would be exceeded.
     """
-    rules = settings.pools[pool]
+    rules, of_owner = settings.pools[pool], settings.owners.get(owner)
     used: defaultdict[str, int] = defaultdict(int)
-    for row in tx.all(
-        "SELECT id, owner, caller, human, pool, units FROM lease WHERE id <> ?"
+    rows = tx.all(
+        "SELECT owner, caller, human, pool, units, state FROM lease WHERE id <> ?"
         " AND id IN (SELECT lease_id FROM lease_slot WHERE use IN ('held', 'cleaning'))",
         (own_lease,),
-    ):
-        if row["pool"] == pool:
-            used["all"] += row["units"]
-            used["agents"] += 0 if row["human"] else row["units"]
-            used["owner"] += row["units"] if row["owner"] == owner else 0
-            used["agent"] += row["units"] if row["caller"] == caller else 0
-        used["owner everywhere"] += row["units"] if row["owner"] == owner else 0
-    owner_rules = settings.owners.get(owner)
-    limits = (
-        ("all", rules.cap),
-        ("agents", None if human or rules.cap is None else rules.cap - rules.reserve),
-        ("owner", rules.owner_cap),
-        ("agent", rules.agent_cap),
-        ("owner everywhere", owner_rules.cap if owner_rules else None),
     )
-    for name, limit in limits:
+    for row in rows:
+        alive = row["state"] in ("leased", "running")  # one that is being cleaned holds cards, but is no lease any more
+        if row["owner"] == owner:
+            used["owner everywhere"] += row["units"]
+            used["jobs of the owner everywhere"] += alive
+        if row["pool"] != pool:
+            continue
+        used["pool"] += row["units"]
+        used["agents"] += 0 if row["human"] else row["units"]
+        if row["owner"] == owner:
+            used["owner"] += row["units"]
+            used["jobs of the owner"] += alive
+        if row["caller"] == caller:
+            used["agent"] += row["units"]
+            used["jobs of the agent"] += alive
+    agents_cap = None
+    if not human and (rules.cap is not None or rules.reserve):
+        agents_cap = _cards_of(tx, pool) if rules.cap is None else rules.cap
+        agents_cap = max(0, agents_cap - rules.reserve)
+    cards = (
+        ("pool", rules.cap),
+        ("agents", agents_cap),
+        ("owner", rules.owner_cap),
+        ("agent", None if human else rules.agent_cap),
+        ("owner everywhere", of_owner.cap if of_owner else None),
+    )
+    at_once = (
+        ("jobs of the owner", rules.owner_jobs),
+        ("jobs of the agent", None if human else rules.agent_jobs),
+        ("jobs of the owner everywhere", of_owner.jobs if of_owner else None),
+    )
+    for name, limit in cards:
         if units and limit is not None and used[name] + units > limit * UNITS_PER_CARD:
-            raise GrantLost(f"the cap of {name} was reached meanwhile")
-    numbers = {"units": units, "used_units": used["all"], "agents_units": used["agents"], "owner_units": used["owner"]}
+            raise GrantLost(f"the cap of {limit} cards ({name}) is reached")
+    for name, limit in at_once:
+        if limit is not None and used[name] + 1 > limit:
+            raise GrantLost(f"the cap of {limit} {name} at once is reached")
+    numbers = {"units": units, "used_units": used["pool"], "agents_units": used["agents"], "owner_units": used["owner"]}
     if rules.cap is not None:
         numbers |= {"cap": rules.cap, "reserve": rules.reserve}
+    if agents_cap is not None:
+        numbers["agents_cap"] = agents_cap
     return numbers
+
+
+def _cards_of(tx: Tx, pool: str) -> int:
+    row = tx.one("SELECT count(*) FROM gpu WHERE pool = ? AND present = 1", (pool,))
+    return 0 if row is None else int(row[0])
 
 
 def holding_of(

@@ -9,13 +9,13 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from cotenant.hostd import protocol
-from cotenant.hostd.protocol import AttemptReport, CardState, CleanCheck, Hello, HostFacts, Welcome
+from cotenant.hostd.protocol import AttemptReport, CardProcess, CardState, CleanCheck, Hello, HostFacts, Welcome
 from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.backends.link import HostLink, read_cards
 from cotenant.server.control import outcomes, placing
 from cotenant.server.control.context import Context
+from cotenant.server.control.holds import Holds, free_slots
 from cotenant.server.control.jobs import Jobs
-from cotenant.server.control.leases import Leases, by_host, free_slots
 from cotenant.server.errors import Conflict, NotFound, OutcomeUnknown, Unreachable
 from cotenant.server.live import LiveCard, LiveHost
 from cotenant.server.model.caller import LOOP, Caller
@@ -31,20 +31,26 @@ log = logging.getLogger(__name__)
 LOST_AFTER_S: Final = 20.0
 #: Slots of an ended lease that are not clean by now are called occupied, by name (design section 4).
 OCCUPIED_AFTER_MS: Final = 60_000
+#: A start that was neither answered nor reported within this is asked for again; hosts key on the attempt's id.
+START_AGAIN_MS: Final = 25_000
+#: How often a host that lost its memory is asked whether what it ran before has ended.
+FLOOR_EVERY_S: Final = 3.0
 
 
 class Hosts:
     """Implements `backends.base.HostEvents`, and the part of the tick that looks after hosts."""
 
-    def __init__(self, context: Context, leases_: Leases, jobs_: Jobs) -> None:
+    def __init__(self, context: Context, holds: Holds, jobs_: Jobs) -> None:
         self._context = context
-        self._leases = leases_
+        self._holds = holds
         self._jobs = jobs_
         self._down_since: dict[str, float] = {}
         self.take_over: set[str] = set()
         self.refusals: dict[str, tuple[str, str]] = {}
         self.seen_incarnation: dict[str, int] = {}
         self._checking: set[str] = set()
+        self._floor_asked_s: dict[str, float] = {}
+        self._forgettable: dict[str, set[str]] = {}  # host -> ended attempts that it may forget
         self.links: dict[str, HostLink] = {}
 
     def hello(self, name: str) -> Hello:
@@ -64,25 +70,26 @@ class Hosts:
         context, now, name = self._context, self._context.now(), host.name
         reports = {report.attempt_id: report for report in welcome.attempts}
         amnesia = await context.db.write(lambda tx: self._greet(tx, name, welcome, now))
-        if welcome.needs_floor:
-            fence = await context.db.read(
-                lambda c: c.execute("SELECT value FROM counter WHERE name = 'fence'").fetchone()[0]
-            )
-            await host.set_floor(fence)
+        unsure = welcome.needs_floor and await host.set_floor(self._fence())
         self._see(name, welcome.cards, welcome.facts, now)
+        live = context.live.hosts.setdefault(name, LiveHost())
+        live.needs_floor = unsure
         context.hosts[name] = host
         self.take_over.discard(name)
         self.refusals.pop(name, None)
         self._down_since.pop(name, None)
-        known = await context.db.read(lambda c: jobs.attempts_on(c, name))
-        for report in welcome.attempts:
+        known = context.db.peek(lambda c: jobs.attempts_on(c, name))
+        # ends first: a newer attempt that is found then meets slots that are free
+        for report in sorted(welcome.attempts, key=lambda r: (r.state in outcomes.LIVING, r.fence)):
             await self._take(name, report)
         for attempt in known:
-            await self._settle_attempt(host, attempt, reports.get(attempt["id"]), welcome, amnesia)
+            await self._settle_attempt(host, attempt, reports.get(attempt["id"]), welcome, amnesia, unsure)
         await self._settle_leases(host, welcome)
-        live = context.live.hosts.setdefault(name, LiveHost())
         was = live.link
-        live.link, live.reason = LinkState.UP, ""
+        live.link, live.reason = (
+            LinkState.UP,
+            "it lost its memory, and processes of before may still be there" if unsure else "",
+        )
         context.keeper.observe_cards()
         if was is not LinkState.SUSPECT:
             await context.db.write(
@@ -90,6 +97,12 @@ class Hosts:
             )
         self._publish_host(name)
         context.wake()
+
+    def _fence(self) -> int:
+        """The highest fence ever given."""
+        return int(
+            self._context.db.peek(lambda c: c.execute("SELECT value FROM counter WHERE name = 'fence'").fetchone()[0])
+        )
 
     def _greet(self, tx: Tx, name: str, welcome: Welcome, now: int) -> bool:
         """Write down who the host is; True when it lost its memory within the same boot."""
@@ -117,17 +130,20 @@ class Hosts:
                           new=welcome.state_id, reason="the host's state directory is another one within the same boot")  # fmt: skip
         # no fence may repeat, whatever past this database has: start above everything the host has seen
         meta.lift(tx, "fence", welcome.max_fence)
-        self._greet_cards(tx, name, welcome.cards, now)
+        # a driver that does not answer lists nothing, which says nothing about the cards
+        answers = welcome.facts.nvml in ("ok", "simulated", "no_library", "no_driver")
+        self._greet_cards(tx, name, welcome.cards, now, all_of_them=answers)
         return amnesia
 
-    def _greet_cards(self, tx: Tx, name: str, cards: tuple[CardState, ...], now: int) -> None:
+    def _greet_cards(self, tx: Tx, name: str, cards: tuple[CardState, ...], now: int, *, all_of_them: bool) -> None:
+        """Write the cards down; with `all_of_them` those of the host that are not among them are absent."""
         settings = self._context.settings.hosts.get(name)
         for card in cards:
-            pool = self._context.settings.default_pool if settings is None else settings.pool
-            shares = 1
+            pool, shares = self._context.settings.default_pool, 1
             if settings is not None:
-                pool = settings.pools_by_gpu.get(card.uuid, settings.pools_by_gpu.get(str(card.index), pool))
-                shares = settings.shares.get(card.uuid, settings.shares.get(str(card.index), 1))
+                by_index = str(card.index)
+                pool = settings.pools_by_gpu.get(card.uuid, settings.pools_by_gpu.get(by_index, settings.pool))
+                shares = settings.shares.get(card.uuid, settings.shares.get(by_index, 1))
             new, other = rows.put_gpu(
                 tx, card.uuid, name, now, idx=card.index, name=clean(card.name, 120), memory_mib=card.memory_mib,
                 capability=card.compute_capability or "", pool=pool, shares=shares, simulated=int(card.simulated),
@@ -139,10 +155,18 @@ class Hosts:
                 events.append(
                     tx, "gpu.added", LOOP, now, host=name, gpu_uuid=card.uuid, pool=pool, new=clean(card.name, 120)
                 )
-        rows.absent(tx, name, [card.uuid for card in cards])
+        tx.dirty.add(("host", name))
+        if all_of_them:
+            rows.absent(tx, name, [card.uuid for card in cards])
 
     async def _settle_attempt(
-        self, host: Host, attempt: sqlite3.Row, report: AttemptReport | None, welcome: Welcome, amnesia: bool
+        self,
+        host: Host,
+        attempt: sqlite3.Row,
+        report: AttemptReport | None,
+        welcome: Welcome,
+        amnesia: bool,
+        unsure: bool,
     ) -> None:
         """An attempt that the records call alive: what does the host say of it?"""
         attempt_id = attempt["id"]
@@ -150,14 +174,15 @@ class Hosts:
             if attempt["job_state"] == "stopping" and report.state in ("starting", "running"):
                 await self._jobs.carry_out_stop(attempt["job_id"])
             return
-        rebooted = attempt["boot_id"] is not None and attempt["boot_id"] != welcome.boot_id
-        if rebooted:
+        if attempt["boot_id"] is not None and attempt["boot_id"] != welcome.boot_id:
             await self._take(
                 host.name, AttemptReport(attempt_id, "lost", clean=True, message="the host was restarted while it ran")
             )
-        elif amnesia:
-            # "not here" means nothing now: it may run on; a person, or the host's sweep, has to tell
+        elif unsure:
+            # "not here" means nothing now: it may run on, until the host's sweep has found nothing any more
             await self._lose(host.name, "the host lost its memory of what it runs", only=attempt_id)
+        elif amnesia:
+            await self._gone(host.name, attempt_id)
         elif attempt["state"] in ("intended", "starting") and attempt["job_state"] == "deploying":
             self._context.background_task(placing.start_attempt(self._context, attempt_id))
         elif attempt["job_state"] == "stopping":
@@ -165,8 +190,30 @@ class Hosts:
         else:
             answer = await host.probe(attempt_id)
             if answer.state == "unknown":
-                answer = AttemptReport(attempt_id, "lost", message="the host knows nothing of it any more")
-            await self._take(host.name, answer)
+                await self._gone(host.name, attempt_id)
+            else:
+                await self._take(host.name, answer)
+
+    async def _gone(self, host: str, attempt_id: str) -> None:
+        """The host knows nothing of it, and is sure that nothing of it runs."""
+        await self._take(host, AttemptReport(attempt_id, "lost", message="the host knows nothing of it any more"))
+
+    async def _ask_floor(self, name: str) -> None:
+        """A host that lost its memory is asked again whether what it ran before has ended."""
+        context = self._context
+        host, live = context.hosts.get(name), context.live.hosts.get(name)
+        if host is None or live is None or await host.set_floor(self._fence()):
+            return
+        live.needs_floor, live.reason = False, ""
+        context.keeper.observe_cards()
+        for attempt in context.db.peek(lambda c: jobs.attempts_on(c, name)):
+            answer = await host.probe(attempt["id"])
+            if answer.state == "unknown":
+                await self._gone(name, attempt["id"])
+            else:
+                await self._take(name, answer)
+        self._publish_host(name)
+        context.wake()
 
     async def _settle_leases(self, host: Host, welcome: Welcome) -> None:
         context = self._context
@@ -178,22 +225,20 @@ class Hosts:
                 (host.name,),
             ).fetchall()
 
-        held = await context.db.read(read)
+        held = context.db.peek(read)
         living = {row["id"] for row in held if row["state"] in ("leased", "running")}
+        self._holds.greeted(welcome.holds, {row["id"] for row in held} - set(welcome.holds))
         for lease_id in welcome.holds:
             if lease_id not in living:
                 await host.unhold(lease_id)
         for row in held:
             if row["id"] in living and row["kind"] == "direct" and row["id"] not in welcome.holds:
-                slots = by_host(await context.db.read(lambda c, i=row["id"]: leases.slots(c, i)))[host.name]  # type: ignore[misc]
-                if any(s.uuid != "cpu" for s in slots):
-                    try:
-                        await host.hold(row["id"], row["fence"], slots)
-                    except HostRefused as refused:
-                        # the holder has the lease; what else is on the card is for a person to see
-                        log.warning("lease %s cannot be kept on %s: %s", row["id"], host.name, refused)
+                refused = await self._holds.take(row["id"])
+                if refused is not None:
+                    # the holder has the lease; what else is on the card is for a person to see
+                    log.warning("lease %s cannot be kept on %s: %s", row["id"], host.name, refused)
             elif row["id"] not in living:
-                context.background_task(self._leases.free_on_host(row["id"]))
+                context.background_task(self._holds.free(row["id"]))
 
     # ---- what a host reports
 
@@ -234,12 +279,14 @@ class Hosts:
         self._context.wake()
         if future.result() == "stray":
             self._context.background_task(placing.stop_attempt(self._context, report.attempt_id, host, "evict", 10))
+        elif report.clean and report.state not in outcomes.LIVING:
+            self._forgettable.setdefault(host, set()).add(report.attempt_id)
         elif report.state in ("exited", "lost", "never") and not report.clean and report.lease_id:
-            self._context.background_task(self._leases.free_on_host(report.lease_id))
+            self._context.background_task(self._holds.free(report.lease_id))
 
     async def _take(self, host: str, report: AttemptReport) -> None:
         context, now = self._context, self._context.now()
-        done = context.db.submit(lambda tx: outcomes.take(tx, context, host, report, now))
+        done = context.db.submit(lambda tx: outcomes.take(tx, context, host, report, now, fresh=True))
         done.add_done_callback(lambda future: self._taken(host, report, future))
         await done
 
@@ -258,6 +305,12 @@ class Hosts:
         seen = {card.uuid for card in cards}
         for card in cards:
             self._see_card(host, card, now)
+        new = tuple(card for card in cards if not context.keeper.knows(host, card.uuid))
+        if new and context.db.peek(lambda c: rows.get(c, host)) is not None:
+            # not there at the hello: a driver that came up later, a card that came back
+            context.background_task(
+                context.db.write(lambda tx: self._greet_cards(tx, host, new, now, all_of_them=False))
+            )
         for uuid, known in context.live.cards.items():
             if known.host == host and uuid not in seen and known.state.state != "lost":
                 gone = CardState(known.state.index, uuid, known.state.name, known.state.memory_mib, state="lost", reason="the driver does not list it",
@@ -281,8 +334,6 @@ class Hosts:
         severity = "info" if card.state == "ok" else "critical" if card.state in ("sick", "lost") else "warning"
 
         def write(tx: Tx) -> None:
-            if tx.one("SELECT 1 FROM gpu WHERE uuid = ?", (card.uuid,)) is None:
-                self._greet_cards_one(tx, host, card, now)
             events.append(tx, "gpu.changed", LOOP, now, severity=severity, host=host, gpu_uuid=card.uuid, old=old, new=card.state,
                           reason=clean(card.reason or "", 300) or None)  # fmt: skip
 
@@ -290,13 +341,6 @@ class Hosts:
             await self._context.db.write(write)
 
         self._context.background_task(note())
-
-    def _greet_cards_one(self, tx: Tx, host: str, card: CardState, now: int) -> None:
-        settings = self._context.settings.hosts.get(host)
-        pool = settings.pool if settings else self._context.settings.default_pool
-        rows.put_gpu(tx, card.uuid, host, now, idx=card.index, name=clean(card.name, 120), memory_mib=card.memory_mib,
-                     capability=card.compute_capability or "", pool=pool, shares=1, simulated=int(card.simulated))  # fmt: skip
-        tx.dirty.add(("host", host))
 
     def _publish_host(self, host: str) -> None:
         addresses = {"cotenant://gpus", f"cotenant://hosts/{host}"}
@@ -382,7 +426,9 @@ class Hosts:
             for attempt in jobs.attempts_on(tx.connection, host):
                 if (only is not None and attempt["id"] != only) or attempt["job_state"] in JOB_FINAL:
                     continue
-                if attempt["state"] in ("running", "starting") and attempt["job_state"] in (
+                # a start that no host has answered is asked for again; only a lost memory makes it unknown
+                unknown = ("running", "starting") if only is None else ("running", "starting", "intended")
+                if attempt["state"] in unknown and attempt["job_state"] in (
                     "running",
                     "deploying",
                     "suspended",
@@ -420,25 +466,37 @@ class Hosts:
                 context.keeper.observe_cards()
                 await self._lose(host, live.reason or "no answer")
                 self._publish_host(host)
-        due = await context.db.read(
-            lambda c: (
-                c.execute(
-                    "SELECT id FROM job WHERE state = 'stopping' AND changed_at_ms < ?", (now - 3000,)
-                ).fetchall(),
-                c.execute(
-                    "SELECT DISTINCT lease_id, use, min(since_ms) AS since_ms FROM lease_slot WHERE use IN ('cleaning', 'occupied')"
-                    " GROUP BY lease_id"
-                ).fetchall(),
-            )
-        )
-        stopping, unclean = due
+        stopping, silent, unclean = await context.db.read(lambda c: _due(c, now))
         for row in stopping:
             self._once(f"stop {row['id']}", self._jobs.carry_out_stop(row["id"]))
+        for row in silent:
+            self._once(f"start {row['id']}", placing.start_attempt(context, row["id"]))
         for row in unclean:
             if now - row["since_ms"] > 2000:
                 self._once(
                     f"clean {row['lease_id']}", self._clean_or_name(row["lease_id"], row["use"], row["since_ms"], now)
                 )
+        for host, live in context.live.hosts.items():
+            if live.needs_floor and host in context.hosts:
+                since = context.clock.monotonic_s() - self._floor_asked_s.get(host, 0.0)
+                if since >= FLOOR_EVERY_S:
+                    self._floor_asked_s[host] = context.clock.monotonic_s()
+                    self._once(f"floor {host}", self._ask_floor(host))
+        for host, attempts in self._forgettable.items():
+            link = context.hosts.get(host)
+            if attempts and link is not None:
+                some, self._forgettable[host] = sorted(attempts), set()
+                self._once(f"forget {host}", self._forget(link, some))
+
+    async def _forget(self, link: Host, attempts: list[str]) -> None:
+        """Let the host drop the records of ended attempts; it would tell them again at every hello."""
+        for start in range(0, len(attempts), 500):
+            try:
+                await link.forget(attempts[start : start + 500])
+            except (Unreachable, OutcomeUnknown, HostRefused) as error:
+                log.info("host %s did not forget ended attempts yet: %s", link.name, error)
+                self._forgettable.setdefault(link.name, set()).update(attempts[start:])
+                return
 
     def _once(self, key: str, work: Any) -> None:
         """Start `work` unless the same is under way."""
@@ -456,33 +514,41 @@ class Hosts:
         self._context.background_task(guarded())
 
     async def _clean_or_name(self, lease_id: str, use: str, since_ms: int, now: int) -> None:
-        context = self._context
-        slot_rows = await context.db.read(lambda c: leases.slots(c, lease_id))
-        for host, slots in by_host([row for row in slot_rows if row["use"] in ("cleaning", "occupied")]).items():
-            link = context.hosts.get(host)
-            if link is None:
-                continue
-            try:
-                check = CleanCheck(clean=True) if all(s.uuid == "cpu" for s in slots) else await link.unhold(lease_id)
-            except (Unreachable, OutcomeUnknown, HostRefused):
-                continue
-            if check.clean:
-                await self._leases.cleaned(lease_id, check)
-            elif use == "cleaning" and now - since_ms > OCCUPIED_AFTER_MS:
-                who = (
-                    ", ".join(
-                        f"pid {p.pid} ({p.user or 'unknown user'}, {p.memory_mib or '?'} MiB)" for p in check.unclean
-                    )
-                    or "memory that nobody explains"
-                )
+        check = await self._holds.free(lease_id)
+        if check is None or check.clean or use != "cleaning" or now - since_ms <= OCCUPIED_AFTER_MS:
+            return
+        who = ", ".join(_process(p) for p in check.unclean) or "memory that nobody explains"
 
-                def name_it(tx: Tx, who: str = who, host: str = host) -> None:
-                    lease = leases.get(tx, lease_id)
-                    leases.end_slots(tx, lease_id, "occupied", now, clean(who, 300))
-                    events.append(tx, "slot.occupied", LOOP, now, owner=lease["owner"], severity="critical", lease_id=lease_id, host=host,
-                                  pool=lease["pool"], reason=clean(who, 300))  # fmt: skip
+        def name_it(tx: Tx) -> None:
+            lease = leases.get(tx, lease_id)
+            slots = leases.call_occupied(tx, lease_id, now, clean(who, 300))
+            if slots:
+                events.append(tx, "slot.occupied", LOOP, now, owner=lease["owner"], severity="critical", lease_id=lease_id,
+                              host=slots[0]["host"], pool=lease["pool"], reason=clean(who, 300))  # fmt: skip
 
-                await context.db.write(name_it)
+        await self._context.db.write(name_it)
+
+
+def _process(p: CardProcess) -> str:
+    state = f", state {p.state}" if p.state else ""
+    return f"pid {p.pid} ({p.user or 'unknown user'}, {'?' if p.memory_mib is None else p.memory_mib} MiB{state})"
+
+
+def _due(connection: sqlite3.Connection, now: int) -> tuple[list[sqlite3.Row], list[sqlite3.Row], list[sqlite3.Row]]:
+    """(stops to pass on again, starts that nobody answered, leases with slots that are not free again)."""
+    return (
+        connection.execute(
+            "SELECT id FROM job WHERE state = 'stopping' AND changed_at_ms < ?", (now - 3000,)
+        ).fetchall(),
+        connection.execute(
+            "SELECT a.id FROM attempt a JOIN job j ON j.id = a.job_id WHERE a.state IN ('intended', 'starting')"
+            " AND j.state = 'deploying' AND j.changed_at_ms < ?",
+            (now - START_AGAIN_MS,),
+        ).fetchall(),
+        connection.execute(
+            "SELECT lease_id, use, min(since_ms) AS since_ms FROM lease_slot WHERE use IN ('cleaning', 'occupied') GROUP BY lease_id"
+        ).fetchall(),
+    )
 
 
 def _known_running(connection: sqlite3.Connection, attempt_id: str) -> bool:

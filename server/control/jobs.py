@@ -9,22 +9,23 @@ import signal as signals
 import sqlite3
 from dataclasses import replace
 from typing import Final, Literal
+from weakref import WeakValueDictionary
 
 from cotenant.server.backends.base import HostRefused
 from cotenant.server.clock import iso
 from cotenant.server.control import placing
-from cotenant.server.control.context import Context, refusal_of, said, secret_refused
+from cotenant.server.control.context import Context, check_request_id, refusal_of, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.deciding.blockers import blockers, could_ever, would_start
 from cotenant.server.deciding.world import Ask, Blocker, World
-from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict
+from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, Unreachable
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
 from cotenant.server.model.caller import Caller, may_operate, owns
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, PRIORITIES, AttemptState, JobState
-from cotenant.server.model.text import clean
+from cotenant.server.model.text import clean, quoted
 from cotenant.server.store import events, jobs, requests
-from cotenant.server.store.db import Tx, dumps
+from cotenant.server.store.db import Tx
 from cotenant.server.store.views import Views
 from cotenant.server.store.worlds import needs_of
 
@@ -42,6 +43,7 @@ class Jobs:
         self._context = context
         self._views = views
         self._leases = leases
+        self._signalling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._possible: tuple[object, ...] | None = None  # the last ask that could start some day
 
     async def submit(
@@ -63,6 +65,7 @@ class Jobs:
             Busy: nothing free now, with when_full="refuse".
         """
         context = self._context
+        check_request_id(request_id)
         if (found := spec.find_secret()) is not None:
             raise secret_refused(*found)
         pool = context.pool_of(caller, spec.pool)
@@ -78,7 +81,7 @@ class Jobs:
         priority = PRIORITIES[spec.priority]
         context.check_priority(caller, priority)
         hours_ms, hours_from = context.hours_ms(pool, spec.hours)
-        text = dumps(spec.model_dump(mode="json", exclude_defaults=True))
+        text = _kept_text(spec)
         digest = requests.args_hash("submit_job", [text, when_full])
         now = context.now()
         job_id = context.ids.new("job", now)
@@ -143,10 +146,15 @@ class Jobs:
         """Refuse what can never be; answer a dry run; with when_full="refuse" refuse what cannot be now. None = go on."""
         context = self._context
         now = ask.queued_at_ms
-        if request_id is not None:
-            known = context.db.peek(lambda c: requests.find(Tx(c), caller.name, request_id, "submit_job", digest))
-            if known is not None:
-                return replace(await self._views.get_job(caller, known), deduplicated=True)
+
+        def first(connection: sqlite3.Connection) -> str | None:
+            """The job that this request, or its twin of a moment ago, has made already."""
+            if request_id is not None:
+                return requests.find(Tx(connection), caller.name, request_id, "submit_job", digest)
+            return None if dry_run else jobs.find_same(Tx(connection), caller.name, digest, now - SAME_SPEC_MS)
+
+        if (known := context.db.peek(first)) is not None:
+            return replace(await self._views.get_job(caller, known), deduplicated=True)
         async with context.deciding:
             await context.keeper.refresh(now)
             world = context.keeper.world()
@@ -159,6 +167,9 @@ class Jobs:
         if dry_run:
             return self._views.dry_run(caller, ask, spec, keys, why, now)
         if keys is None:
+            # a twin of this request may be what is in its way; its transaction stands before this one in the line
+            if (known := await context.db.write(lambda tx: first(tx.connection))) is not None:
+                return replace(await self._views.get_job(caller, known), deduplicated=True)
             raise self._leases.refusal(caller, world, ask, why)
         return None
 
@@ -181,9 +192,7 @@ class Jobs:
         while True:
             ticket = context.turnstile.ticket(f"cotenant://jobs/{job_id}")
             try:
-                state = context.db.peek(
-                    lambda c: c.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone()
-                )
+                state = context.db.peek(lambda c: c.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone())
                 left = end - context.clock.monotonic_s()
                 if state is None or state[0] in JOB_FINAL or left <= 0:
                     return await self._views.get_job(caller, job_id)
@@ -205,17 +214,20 @@ class Jobs:
             ConfirmationRequired: neither was given and the caller's token does not spare it (autopilot).
             Forbidden: not the caller's.
         """
+        check_request_id(request_id)
         context, now = self._context, self._context.now()
         reason = said(reason, "reason", 500)
 
         def write(tx: Tx) -> tuple[str, str]:
-            row = jobs.get(tx, job_id)
-            if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
-                raise not_yours(job_id)
+            row = self._own(tx, caller, job_id)
+            known = requests.find(
+                tx, caller.name, request_id, "cancel_job", requests.args_hash("cancel_job", [job_id, reason])
+            )
             if row["state"] in JOB_FINAL:
-                return "already_final", row["state"]
-            if row["state"] == "stopping" and row["stop_reason"] == "cancel":
-                return "stopping", "stopping"
+                # a repeat of the request that ended it is answered as the first was
+                return "cancelled" if known and row["state"] == "cancelled" else "already_final", row["state"]
+            if known or (row["state"] == "stopping" and row["stop_reason"] == "cancel"):
+                return "stopping", row["state"]
             how = (
                 "autopilot"
                 if caller.autopilot
@@ -230,6 +242,7 @@ class Jobs:
                     raise ConfirmationRequired(f"{job_id} is {row['state']}", data={"state": row["state"]})
                 requests.spend(tx, caller.name, "cancel_job", job_id, row["state"], confirm_token, now)
                 how = "twice"
+            requests.once(tx, caller.name, request_id, "cancel_job", [job_id, reason], job_id, now)
             return order_stop(tx, caller, row, "cancel", now, confirmed=how, why=reason, request_id=request_id)
 
         status, state = await context.db.write(write)
@@ -239,7 +252,7 @@ class Jobs:
         said_it = {
             "already_final": f"The job had ended before: {state}.",
             "stopping": "Its processes are being stopped; wait_job tells when they are gone.",
-            "cancelled": "The job was waiting and is cancelled.",
+            "cancelled": "The job is cancelled.",
         }[status]
         return CancelAnswer(job_id=job_id, status=status, state=state, message=said_it)
 
@@ -259,15 +272,16 @@ class Jobs:
             )
 
     async def retry(self, caller: Caller, job_id: str, *, request_id: str | None = None) -> JobAnswer:
-        """A final job once more, as a new job with the same spec; a held one is released."""
+        """A final job once more, as a new job with the same spec; a held one is released.
+
+        Without a request_id a repeat within 180 s answers the new job while that is not final.
+        """
         context = self._context
-        row = await context.db.read(lambda c: c.execute("SELECT * FROM job WHERE id = ?", (job_id,)).fetchone())
-        if row is None:
-            await self._views.get_job(caller, job_id)  # raises NotFound
+        row = context.db.peek(lambda c: jobs.get(Tx(c), job_id))
         if not owns(caller, owner=row["owner"], name=row["caller"]):
             raise not_yours(job_id)
         if row["state"] == "held":
-            return await self.unhold(caller, job_id, "retry")
+            return await self.unhold(caller, job_id, "retry", request_id=request_id)
         if row["state"] not in JOB_FINAL:
             raise Conflict(
                 f"{job_id} is {row['state']} and not over",
@@ -275,7 +289,6 @@ class Jobs:
                 hint="Wait for its end, or cancel_job first.",
             )
         spec = JobSpec.model_validate_json(row["spec"])
-        request_id = request_id or f"retry:{job_id}:{row['ended_at_ms']}"
         return await self.submit(caller, spec, request_id=request_id)
 
     async def signal(self, caller: Caller, job_id: str, signal: str, *, request_id: str | None = None) -> SignalAnswer:
@@ -293,43 +306,51 @@ class Jobs:
                 f"{clean(signal, 40)!r} is not a signal that can be sent", code="bad_signal",
                 hint=f"Possible: {', '.join(allowed)}. cancel_job ends a job for certain.",
             )  # fmt: skip
-        row = await context.db.read(
-            lambda c: c.execute(
-                "SELECT j.owner, j.caller, j.state, a.id AS attempt_id, a.host FROM job j"
-                " LEFT JOIN attempt a ON a.job_id = j.id AND a.state <> 'ended' WHERE j.id = ?",
-                (job_id,),
-            ).fetchone()
-        )
-        if row is None:
-            await self._views.get_job(caller, job_id)
-        if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
-            raise not_yours(job_id)
-        link = context.hosts.get(row["host"] or "")
-        if row["attempt_id"] is None or row["state"] not in ("running", "suspended", "stopping") or link is None:
-            raise Conflict(
-                f"{job_id} is {row['state']}: no process to signal", code="not_running", hint="get_job shows its state."
-            )
-        try:
-            await link.signal(row["attempt_id"], getattr(signals, name))
-        except HostRefused as refused:
-            raise Conflict(refused.message, code=refused.code, hint="get_job shows its state.") from refused
+        check_request_id(request_id)
+        async with self._signalling.setdefault(job_id, asyncio.Lock()):
+            row = context.db.peek(lambda c: _with_attempt(c, job_id))
+            if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
+                raise not_yours(job_id)
+            digest = requests.args_hash("signal_job", [job_id, name])
+            known = context.db.peek(lambda c: requests.find(Tx(c), caller.name, request_id, "signal_job", digest))
+            if known is not None:
+                return SignalAnswer(job_id=job_id, attempt_id=known, signal=name, delivered=True)
+            link = context.hosts.get(row["host"] or "")
+            if row["attempt_id"] is None or row["state"] not in ("running", "suspended", "stopping"):
+                raise Conflict(
+                    f"{job_id} is {row['state']}: no process to signal",
+                    code="not_running",
+                    hint="get_job shows its state.",
+                )
+            if link is None:
+                raise Unreachable(
+                    f"host {quoted(row['host'])} does not answer", hint="list_hosts shows why.", retry_after_s=10
+                )
+            try:
+                await link.signal(row["attempt_id"], getattr(signals, name))
+            except HostRefused as refused:
+                raise Conflict(refused.message, code=refused.code, hint="get_job shows its state.") from refused
 
-        def write(tx: Tx) -> None:
-            events.append(tx, "job.signalled", caller, now, owner=row["owner"], job_id=job_id, attempt_id=row["attempt_id"],
-                          host=row["host"], new=name, request_id=request_id)  # fmt: skip
+            def write(tx: Tx) -> None:
+                requests.keep(tx, caller.name, request_id, "signal_job", digest, row["attempt_id"], now)
+                events.append(tx, "job.signalled", caller, now, owner=row["owner"], job_id=job_id, attempt_id=row["attempt_id"],
+                              host=row["host"], pool=row["pool"], new=name, request_id=request_id)  # fmt: skip
 
-        await context.db.write(write)
+            await context.db.write(write)
         return SignalAnswer(job_id=job_id, attempt_id=row["attempt_id"], signal=name, delivered=True)
 
     # ---- holding
 
     async def hold(self, caller: Caller, job_id: str, reason: str, *, request_id: str | None = None) -> JobAnswer:
         """Keep a waiting job from starting."""
+        check_request_id(request_id)
         context, now = self._context, self._context.now()
         reason = said(reason, "reason", 500) or "held"
 
         def write(tx: Tx) -> None:
             row = self._own(tx, caller, job_id)
+            if requests.once(tx, caller.name, request_id, "hold_job", [job_id, reason], job_id, now):
+                return
             if row["state"] == "held":
                 return
             if row["state"] not in ("queued", "preempted"):
@@ -346,11 +367,14 @@ class Jobs:
         self, caller: Caller, job_id: str, reason: str = "", *, request_id: str | None = None
     ) -> JobAnswer:
         """Let a held job queue again, at its old place; counts of quick failures start anew."""
+        check_request_id(request_id)
         context, now = self._context, self._context.now()
         reason = said(reason, "reason", 500)
 
         def write(tx: Tx) -> None:
             row = self._own(tx, caller, job_id)
+            if requests.once(tx, caller.name, request_id, "release_job", [job_id, reason], job_id, now):
+                return
             if row["state"] != "held":
                 return
             jobs.move(tx, job_id, JobState.QUEUED, now, held_reason=None, quick_failures=0, not_before_ms=0,
@@ -367,6 +391,36 @@ class Jobs:
         if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
             raise not_yours(job_id)
         return row
+
+
+def _kept_text(spec: JobSpec) -> str:
+    """The spec as it is kept: canonical JSON.
+
+    Raises:
+        BadRequest: a value that JSON or UTF-8 cannot hold; SQLite could never read it back.
+    """
+    try:
+        text = json.dumps(
+            spec.model_dump(mode="json", exclude_defaults=True),
+            sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
+        )  # fmt: skip
+        text.encode("utf-8")
+    except ValueError as error:
+        raise BadRequest(
+            "the job holds a number or text that JSON cannot carry (NaN, an infinity, or half a surrogate pair)",
+            hint='Give such numbers as text, such as "inf".',
+        ) from error
+    return text
+
+
+def _with_attempt(connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:
+    jobs.get(Tx(connection), job_id)
+    row: sqlite3.Row = connection.execute(
+        "SELECT j.owner, j.caller, j.state, j.pool, a.id AS attempt_id, a.host FROM job j"
+        " LEFT JOIN attempt a ON a.job_id = j.id AND a.state <> 'ended' WHERE j.id = ?",
+        (job_id,),
+    ).fetchone()
+    return row
 
 
 def order_stop(

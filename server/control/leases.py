@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
@@ -11,29 +10,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
-from cotenant.hostd.protocol import CleanCheck, SlotRef
 from cotenant.server.backends.base import HostRefused
 from cotenant.server.clock import iso
-from cotenant.server.control import grants
-from cotenant.server.control.context import Context, refusal_of, said
+from cotenant.server.control import grants, handover
+from cotenant.server.control.context import Context, check_request_id, refusal_of, said
+from cotenant.server.control.holds import Holds, end_lease
 from cotenant.server.deciding.blockers import blockers, could_ever, room_now, would_start
-from cotenant.server.deciding.world import Ask, Blocker, Needs, SlotKey, World
+from cotenant.server.deciding.world import Ask, Blocker, Needs, World
 from cotenant.server.errors import (
     BadRequest,
     Busy,
     Conflict,
     CotenantError,
     Forbidden,
-    NotFound,
-    OutcomeUnknown,
-    QuotaExceeded,
-    Unreachable,
 )
 from cotenant.server.model.answers import HeartbeatAnswer, LeaseAnswer
 from cotenant.server.model.caller import LOOP, Caller, owns
 from cotenant.server.model.states import PRIORITIES, LeaseState
-from cotenant.server.model.text import quoted
-from cotenant.server.store import events, jobs, leases, meta, requests
+from cotenant.server.model.text import clean, quoted
+from cotenant.server.store import events, leases, meta, requests
 from cotenant.server.store.db import Tx
 from cotenant.server.store.views import Views
 from cotenant.server.store.worlds import needs_json
@@ -42,7 +37,7 @@ log = logging.getLogger(__name__)
 
 TTL_MIN_S: Final = 60
 TTL_MAX_S: Final = 86_400
-OFFER_MS: Final = 3_600_000
+GPUS_MAX: Final = 1_000_000
 #: A decision that lost its race is made again this often before the caller is told to come back.
 GRANT_TRIES: Final = 4
 
@@ -52,9 +47,10 @@ Progress = Callable[[float, float | None, str], Awaitable[None]]
 class Leases:
     """Use cases over direct leases, and the end of any lease."""
 
-    def __init__(self, context: Context, views: Views) -> None:
+    def __init__(self, context: Context, views: Views, holds: Holds) -> None:
         self._context = context
         self._views = views
+        self._holds = holds
 
     # ---- acquire
 
@@ -86,10 +82,15 @@ class Leases:
                 f"ttl_s is {ttl_s}; it must be {TTL_MIN_S} to {TTL_MAX_S}",
                 hint="Renew with heartbeat instead of asking for more.",
             )
-        if gpus < 0:
-            raise BadRequest(f"gpus is {gpus}; it must be 0 or more")
+        if not 0 <= gpus <= GPUS_MAX:
+            raise BadRequest(f"gpus is {gpus}; it must be 0 to {GPUS_MAX}")
+        if gpu_memory_mib < 0:
+            raise BadRequest(f"gpu_memory_mib is {gpu_memory_mib}; it must be 0 or more")
+        check_request_id(request_id)
         pool = context.pool_of(caller, pool)
         purpose = said(purpose, "purpose", 2000)
+        gpu_model = said(gpu_model, "gpu_model", 200)
+        host = said(host, "host", 64) if host else None
         hours_ms, hours_from = context.hours_ms(pool, hours)
         needs = Needs(
             gpus_min=gpus,
@@ -102,12 +103,11 @@ class Leases:
             "acquire_lease", [gpus, pool, ttl_s, hours_ms, purpose, gpu_memory_mib, gpu_model, host, when_full]
         )
         if request_id is not None:
-            known = await context.db.read(
-                lambda c: requests.find(Tx(c), caller.name, request_id, "acquire_lease", digest)
-            )
+            known = context.db.peek(lambda c: requests.find(Tx(c), caller.name, request_id, "acquire_lease", digest))
             if known is not None:
                 return replace(await self._views.get_lease(caller, known), deduplicated=True)
         priority = PRIORITIES["normal"]
+        refused: HostRefused | None = None
         for _ in range(GRANT_TRIES):
             now = context.now()
             lease_id = context.ids.new("lease", now)
@@ -154,14 +154,40 @@ class Leases:
             except (sqlite3.IntegrityError, grants.GrantLost):
                 context.keeper.doubt(lease_id)
                 continue
+            except BaseException:
+                context.keeper.doubt(lease_id)  # what was assumed must not outlive its failure
+                raise
             if known is not None:
                 context.keeper.doubt(lease_id)
                 return replace(await self._views.get_lease(caller, known), deduplicated=True)
-            await self.take_on_host(lease_id)
-            return await self._views.get_lease(caller, lease_id)
+            refused = await self._holds.take(lease_id)
+            if refused is None:
+                return await self._views.get_lease(caller, lease_id)
+            await self._take_back(lease_id, refused)
+        if refused is not None:
+            raise Busy(
+                f"the card cannot be given: {refused.message}", code=refused.code, hint="list_gpus shows its state.",
+                retry_after_s=30, data=refused.data,
+            ) from refused  # fmt: skip
         raise Busy(
             "others were faster several times in a row", hint='Ask again, or with when_full="queue".', retry_after_s=2
         )
+
+    async def _take_back(self, lease_id: str, refused: HostRefused) -> None:
+        """The host will not give a card that was just granted: the lease is over before its holder heard of it."""
+        now = self._context.now()
+
+        def write(tx: Tx) -> None:
+            row = leases.get(tx, lease_id)
+            if row["state"] in ("leased", "running"):
+                reason = clean(f"{refused.code}: {refused.message}", 300)
+                end_lease(tx, LOOP, row, LeaseState.REVOKED, reason, now, severity="warning")
+            # the request was not answered with this lease: a repeat shall try anew
+            tx.execute("DELETE FROM request WHERE object_id = ?", (lease_id,))
+            meta.lift(tx, "fence", max(refused.data.get("fence", 0), refused.data.get("floor", 0)))
+
+        await self._context.db.write(write)
+        self._context.background_task(self._holds.free(lease_id))
 
     def _write_grant(
         self,
@@ -203,6 +229,13 @@ class Leases:
         digest: str,
     ) -> LeaseAnswer:
         context, now = self._context, row["queued_at_ms"]
+        if request_id is not None and when_full == "refuse":
+            # a twin of this request may hold what is in its way; its transaction stands before this one in the line
+            known = await context.db.write(
+                lambda tx: requests.find(tx, caller.name, request_id, "acquire_lease", digest)
+            )
+            if known is not None:
+                return replace(await self._views.get_lease(caller, known), deduplicated=True)
         why = blockers(world, ask, now, context.policy)
         never = could_ever(world, ask)
         if never is not None:
@@ -256,65 +289,6 @@ class Leases:
                     found.append(f"{quoted(name)} ({room})")
         return f"Pools with free cards: {', '.join(found)}." if found else ""
 
-    # ---- the host's part
-
-    async def take_on_host(self, lease_id: str) -> None:
-        """Tell the hosts; one that finds something on a card takes the grant back."""
-        context = self._context
-        rows = context.db.peek(lambda c: leases.slots(c, lease_id))
-        fence = context.db.peek(lambda c: c.execute("SELECT fence FROM lease WHERE id = ?", (lease_id,)).fetchone()[0])
-        for host, slots in by_host(rows).items():
-            link = context.hosts.get(host)
-            if link is None or all(s.uuid == "cpu" for s in slots):
-                continue
-            try:
-                await link.hold(lease_id, fence, slots)
-            except HostRefused as refused:
-                await self.end(LOOP, lease_id, LeaseState.REVOKED, f"{refused.code}: {refused.message}")
-                raise Busy(
-                    f"the card cannot be given: {refused.message}", code=refused.code, hint="list_gpus shows its state.",
-                    retry_after_s=30, data=refused.data,
-                ) from refused  # fmt: skip
-            except (Unreachable, OutcomeUnknown):
-                # the grant stands: the host learns of it at the next hello
-                log.warning("host %s did not hear of lease %s yet", host, lease_id)
-
-    async def unhold_on_host(self, lease_id: str) -> None:
-        """Tell the hosts that a claim lost its slots again. Nothing ran on them: they are free in the records already."""
-        for link in tuple(self._context.hosts.values()):
-            with contextlib.suppress(Unreachable, OutcomeUnknown, HostRefused):
-                await link.unhold(lease_id)
-
-    async def free_on_host(self, lease_id: str) -> None:
-        """Ask the hosts whether an ended lease's slots are clean, and free those that are."""
-        context = self._context
-        rows = context.db.peek(lambda c: leases.slots(c, lease_id))
-        for host, slots in by_host([row for row in rows if row["use"] in ("cleaning", "occupied")]).items():
-            link = context.hosts.get(host)
-            if all(s.uuid == "cpu" for s in slots):
-                await self.cleaned(lease_id, CleanCheck(clean=True))
-                continue
-            if link is None:
-                continue
-            try:
-                check = await link.unhold(lease_id)
-            except (Unreachable, OutcomeUnknown, HostRefused) as error:
-                log.info("slots of %s stay in cleaning: %s", lease_id, error)
-                continue
-            await self.cleaned(lease_id, check)
-
-    async def cleaned(self, lease_id: str, check: CleanCheck) -> None:
-        """Take the host's word on the slots of an ended lease."""
-        context, now = self._context, self._context.now()
-        if not check.clean:
-            return
-
-        def write(tx: Tx) -> None:
-            free_slots(tx, lease_id, now)
-
-        await context.db.write(write)
-        context.wake()
-
     # ---- living
 
     async def heartbeat(self, caller: Caller, lease_id: str) -> HeartbeatAnswer:
@@ -365,10 +339,13 @@ class Leases:
 
     async def release(self, caller: Caller, lease_id: str, *, request_id: str | None = None) -> LeaseAnswer:
         """Give a lease back, or take a waiting claim back. Repeating it answers the ended lease."""
+        check_request_id(request_id)
         context, now = self._context, self._context.now()
 
         def write(tx: Tx) -> bool:
             row = self._own(tx, caller, lease_id)
+            if requests.once(tx, caller.name, request_id, "release_lease", lease_id, lease_id, now):
+                return False
             if row["kind"] == "job":
                 raise Conflict(
                     f"lease {lease_id} belongs to job {row['job_id']}",
@@ -386,7 +363,7 @@ class Leases:
             return False
 
         if await context.db.write(write):
-            await self.free_on_host(lease_id)
+            await self._holds.free(lease_id)
         context.wake()
         return await self._views.get_lease(caller, lease_id)
 
@@ -401,14 +378,15 @@ class Leases:
             row = leases.get(tx, lease_id)
             if row["state"] not in ("leased", "running"):
                 return False
-            if only_if_due and (row["expires_at_ms"] if only_if_due == "ttl" else row["hard_end_at_ms"]) > now:
+            due = row["expires_at_ms"] if only_if_due == "ttl" else row["hard_end_at_ms"]
+            if only_if_due and (due is None or due > now):
                 return False
             end_lease(tx, by, row, to, reason, now, severity="warning")
             return True
 
         ended = await context.db.write(write)
         if ended:
-            self._context.background_task(self.free_on_host(lease_id))
+            self._context.background_task(self._holds.free(lease_id))
         return ended
 
     async def wait(
@@ -419,108 +397,29 @@ class Leases:
         end = context.clock.monotonic_s() + max_wait_s
         while True:
             ticket = context.turnstile.ticket(f"cotenant://leases/{lease_id}")
-            answer = await self._views.get_lease(caller, lease_id)
-            left = end - context.clock.monotonic_s()
-            if answer.state != "queued" or left <= 0:
+            try:
+                answer = await self._views.get_lease(caller, lease_id)
+                left = end - context.clock.monotonic_s()
+                if answer.state != "queued" or left <= 0:
+                    return answer
+                if on_progress is not None:
+                    why = answer.blockers[0].message if answer.blockers else "its turn comes"
+                    await on_progress(max_wait_s - left, max_wait_s, f"queued: {why}")
+                await asyncio.wait({ticket}, timeout=min(left, 10))
+            finally:
                 ticket.cancel()
-                return answer
-            if on_progress is not None:
-                await on_progress(
-                    max_wait_s - left,
-                    max_wait_s,
-                    f"queued: {answer.blockers[0].message if answer.blockers else 'its turn comes'}",
-                )
-            await asyncio.wait({ticket}, timeout=min(left, 10))
-            ticket.cancel()
-
-    # ---- hand over
 
     async def hand_over(
         self, caller: Caller, object_id: str, to: str, *, request_id: str | None = None
     ) -> dict[str, Any]:
-        """Pass a lease or job to another caller: the holder offers (`to` = the other), the other accepts (`to` = itself)."""
-        context, now = self._context, self._context.now()
-
-        def write(tx: Tx) -> dict[str, Any]:
-            table = "job" if object_id.startswith("job_") else "lease"
-            row = jobs.get(tx, object_id) if table == "job" else leases.get(tx, object_id)
-            if table == "lease" and row["kind"] == "job":
-                raise Conflict("this lease belongs to a job", hint=f"Hand over {row['job_id']} instead.")
-            if row["ended_at_ms"] is not None:
-                raise Conflict(f"{object_id} has ended ({row['state']})", code="already_final")
-            other = tx.one("SELECT * FROM caller WHERE name = ?", (to,))
-            if other is None:
-                raise NotFound(
-                    f"there is no caller {quoted(to)}", code="no_such_caller", hint="list_agents shows who there is."
-                )
-            offer = tx.one("SELECT * FROM offer WHERE object_id = ? AND expires_at_ms >= ?", (object_id, now))
-            if to == caller.name and not (owns(caller, owner=row["owner"], name=row["caller"]) and offer is None):
-                if offer is None or offer["receiver"] != caller.name:
-                    raise Forbidden(
-                        f"{object_id} was not offered to you",
-                        hint="Its holder has to call hand_over with your name first.",
-                    )
-                self._take_over(tx, table, row, offer, caller, now, request_id)
-                return {"object_id": object_id, "status": "handed_over", "holder": caller.name, "until": None}
-            if not owns(caller, owner=row["owner"], name=row["caller"]):
-                raise not_yours(object_id)
-            if other["owner"] == caller.owner:
-                self._take_over(tx, table, row, {"giver": caller.name}, replace(caller, name=to), now, request_id)
-                return {"object_id": object_id, "status": "handed_over", "holder": to, "until": None}
-            tx.execute(
-                "INSERT INTO offer (object_id, giver, receiver, created_at_ms, expires_at_ms) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT (object_id) DO UPDATE SET giver = excluded.giver, receiver = excluded.receiver,"
-                " created_at_ms = excluded.created_at_ms, expires_at_ms = excluded.expires_at_ms",
-                (object_id, caller.name, to, now, now + OFFER_MS),
-            )
-            events.append(tx, "lease.offered", caller, now, **_about(table, object_id), new=to, request_id=request_id)
-            return {"object_id": object_id, "status": "offered", "holder": row["caller"], "until": iso(now + OFFER_MS)}
-
-        answer = await context.db.write(write)
-        context.wake()
-        return answer
-
-    def _take_over(
-        self, tx: Tx, table: str, row: sqlite3.Row, offer: Any, taker: Caller, now: int, request_id: str | None
-    ) -> None:
-        """The object changes hands, if the taker's caps allow what it holds."""
-        receiver = tx.one("SELECT * FROM caller WHERE name = ?", (taker.name,))
-        assert receiver is not None
-        lease = (
-            row
-            if table == "lease"
-            else tx.one("SELECT * FROM lease WHERE job_id = ? AND state IN ('leased', 'running')", (row["id"],))
-        )
-        if lease is not None and lease["units"]:
-            try:
-                grants.recheck(
-                    tx, self._context.settings, pool=lease["pool"], owner=receiver["owner"], caller=receiver["name"],
-                    human=receiver["kind"] == "human", units=lease["units"], own_lease=lease["id"],
-                )  # fmt: skip
-            except grants.GrantLost as error:
-                raise QuotaExceeded(
-                    f"{taker.name} cannot take it: {error.message}", hint="Release something first."
-                ) from error
-        new = {"caller": receiver["name"], "owner": receiver["owner"], "human": int(receiver["kind"] == "human")}
-        if table == "job":
-            jobs.update(tx, row["id"], **new)
-        if lease is not None:
-            leases.update(tx, lease["id"], **new)
-        tx.execute("DELETE FROM offer WHERE object_id = ?", (row["id"],))
-        events.append(
-            tx, f"{table}.handed_over", taker, now, owner=receiver["owner"], **_about(table, row["id"]), old=row["caller"],
-            new=receiver["name"], request_id=request_id,
-        )  # fmt: skip
+        """Pass a lease or job to another caller: see `handover.hand_over`."""
+        return await handover.hand_over(self._context, caller, object_id, to, request_id=request_id)
 
     def _own(self, tx: Tx, caller: Caller, lease_id: str) -> sqlite3.Row:
         row = leases.get(tx, lease_id)
         if not owns(caller, owner=row["owner"], name=row["caller"]):
             raise not_yours(lease_id)
         return row
-
-
-def _about(table: str, object_id: str) -> dict[str, Any]:
-    return {f"{table}_id": object_id}
 
 
 def not_yours(object_id: str) -> Forbidden:
@@ -537,40 +436,3 @@ def _granted(now: int, ttl_s: int, hours_ms: int) -> dict[str, int]:
         "hard_end_at_ms": now + hours_ms,
         "expires_at_ms": min(now + ttl_s * 1000, now + hours_ms),
     }
-
-
-def by_host(rows: list[sqlite3.Row]) -> dict[str, list[SlotRef]]:
-    """Slots of a lease as each host is asked about them."""
-    out: dict[str, list[SlotRef]] = {}
-    for row in rows:
-        out.setdefault(row["host"], []).append(SlotRef(row["uuid"], row["share"], row["shares"]))
-    return out
-
-
-def end_lease(
-    tx: Tx, by: Caller, row: sqlite3.Row, to: LeaseState, reason: str, now: int, *, request_id: str | None = None, severity: str = "info",
-    clean: bool = False,
-) -> None:  # fmt: skip
-    """End a granted lease: its slots are being cleaned, or free at once where the host has said so."""
-    leases.move(tx, row["id"], to, ended_at_ms=now, end_reason=reason, pickup_by_ms=None)
-    leases.end_slots(tx, row["id"], "freed" if clean else "cleaning", now)
-    events.append(
-        tx, f"lease.{to.value}", by, now, owner=row["owner"], severity=severity, lease_id=row["id"], job_id=row["job_id"],
-        host=row["host"], pool=row["pool"], old=row["state"], new=to.value, reason=reason, request_id=request_id,
-    )  # fmt: skip
-
-
-def free_slots(tx: Tx, lease_id: str, now: int, by: Caller = LOOP) -> bool:
-    """The slots of an ended lease are free; False when there was nothing to free."""
-    row = leases.get(tx, lease_id)
-    if row["state"] in ("leased", "running"):
-        return False
-    freed = leases.end_slots(tx, lease_id, "freed", now)
-    if freed:
-        kind = "slot.cleared" if by is not LOOP else "slot.cleaned"
-        events.append(tx, kind, by, now, owner=row["owner"], lease_id=lease_id, host=freed[0]["host"], pool=row["pool"])
-    return bool(freed)
-
-
-def slot_keys(rows: list[sqlite3.Row]) -> tuple[SlotKey, ...]:
-    return tuple((row["host"], row["uuid"], row["share"]) for row in rows)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from cotenant.hostd.protocol import AttemptReport, ExitRecord, to_wire
 from cotenant.server.backends.base import HostRefused
 from cotenant.server.control.context import Context
-from cotenant.server.control.leases import end_lease
+from cotenant.server.control.holds import end_lease, free_slots
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LeaseState
@@ -25,10 +25,17 @@ BACK_OFF_S: Final = (30, 60, 120)
 #: An attempt that fails within this time of its start counts as a quick failure; three of them hold the job.
 QUICK_MS: Final = 60_000
 QUICK_FAILURES: Final = 3
+#: How long a job waits whose start a host refused for the cards' sake; by then the cards were observed anew.
+REFUSED_AGAIN_MS: Final = 5000
 #: Refusals of a start that say nothing about the job: it simply waits on, and they are no attempt of it.
 NOT_THE_JOBS_FAULT: Final = frozenset(
     {"occupied", "sick", "unverified", "no_such_card", "locked", "needs_floor", "stale_fence", "storage"}
 )
+
+
+#: Refusals of the link, not of the start: another connection or server is in charge, the next hello settles it.
+OF_THE_LINK: Final = frozenset({"superseded", "not_greeted", "other_cluster", "old_incarnation"})
+LIVING: Final = frozenset({"starting", "running", "stopping"})
 
 
 async def attempt_report(context: Context, host: str, report: AttemptReport, seq: int | None = None) -> None:
@@ -38,10 +45,13 @@ async def attempt_report(context: Context, host: str, report: AttemptReport, seq
     context.wake()
 
 
-def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, seq: int | None = None) -> str | None:
+def take(
+    tx: Tx, context: Context, host: str, report: AttemptReport, now: int, seq: int | None = None, *, fresh: bool = False
+) -> str | None:
     """Move attempt, job and lease to what the host says, in one transaction. Repeats change nothing.
 
-    Answers "stray" for an attempt that has no right to run and must be stopped.
+    Answers "stray" for an attempt that has no right to run and must be stopped. `fresh` says that the host has just
+    been asked; a numbered report is fresh by its number, an answer to a start may have been overtaken by an end.
 
     Only the newest attempt moves its job; an older one's report is kept with the attempt and leaves `write.stale`.
     """
@@ -50,30 +60,40 @@ def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, s
         and tx.changes("UPDATE host SET control_seq = ? WHERE name = ? AND control_seq < ?", (seq, host, seq)) == 0
     ):
         return None
+    fresh = fresh or seq is not None
     attempt = jobs.find_attempt(tx, report.attempt_id)
     if attempt is None:
-        if report.state in ("starting", "running", "stopping"):
-            return adopt(tx, host, report, now)
+        if report.state in LIVING or _is_news(tx, report):
+            return adopt(tx, context, host, report, now)
         return None
     if attempt["state"] == "ended":
-        _clean(tx, attempt, report, now)
+        if report.clean and report.state not in LIVING:
+            free_slots(tx, attempt["lease_id"], now)
+        if report.state in LIVING and fresh:
+            job = jobs.get(tx, attempt["job_id"])
+            _stale(tx, job, report, host, now, "the records have given this attempt up; it is being stopped")
+            return "stray"
         return None
     job = jobs.get(tx, attempt["job_id"])
     newest = attempt["epoch"] == job["epoch"] and job["state"] not in JOB_FINAL
     if not newest:
         tx.execute("UPDATE attempt SET superseded = 1 WHERE id = ?", (attempt["id"],))
-        events.append(
-            tx, "write.stale", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=attempt["id"], host=host,
-            new=report.state, reason="a newer attempt owns the job, or it is over",
-        )  # fmt: skip
+        _stale(tx, job, report, host, now, "a newer attempt owns the job, or it is over")
     if report.state in ("running", "starting") or (report.state == "stopping" and attempt["state"] != "stopping"):
         if newest:
             _running(tx, attempt, job, report, now)
         else:
-            jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING)
+            return "stray"
     elif report.state in ("exited", "lost", "never"):
         _ended(tx, context, attempt, job, report, now, newest)
     return None
+
+
+def _stale(tx: Tx, job: sqlite3.Row, report: AttemptReport, host: str, now: int, reason: str) -> None:
+    events.append(
+        tx, "write.stale", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=report.attempt_id, host=host,
+        pool=job["pool"], new=report.state, reason=reason,
+    )  # fmt: skip
 
 
 def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptReport, now: int) -> None:
@@ -118,6 +138,9 @@ def _ended(
         # one that ended before its start was reported ran all the same
         started_at_ms=attempt["started_at_ms"] or (now - int(record.duration_s * 1000) if report.exit and not record.exec_error else None),
     )  # fmt: skip
+    ended = jobs.find_attempt(tx, attempt["id"])
+    assert ended is not None
+    attempt = ended  # with the start that may only be known by now
     lease = leases.get(tx, attempt["lease_id"])
     if lease["state"] in ("leased", "running"):
         end_lease(tx, LOOP, lease, LeaseState.RELEASED, failure or "succeeded", now, clean=bool(report.clean))
@@ -125,12 +148,6 @@ def _ended(
         settle(
             tx, context, jobs.get(tx, job["id"]), attempt, failure, message, code, now, started=report.state != "never"
         )
-
-
-def _clean(tx: Tx, attempt: sqlite3.Row, report: AttemptReport, now: int) -> None:
-    """A repeat of an end: it may bring the word that the slots are clean by now."""
-    if report.clean:
-        leases.end_slots(tx, attempt["lease_id"], "freed", now)
 
 
 def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str]:
@@ -241,8 +258,14 @@ def _finish(tx: Tx, job: sqlite3.Row, to: JobState, now: int, values: dict[str, 
 
 async def start_refused(context: Context, attempt_id: str, refused: HostRefused) -> None:
     """The host will not start it. What is not the job's fault sends it back to its place in the queue."""
-    fault = refused.code not in NOT_THE_JOBS_FAULT
     log.info("start of %s refused: %s %s", attempt_id, refused.code, refused.message)
+    if refused.code in OF_THE_LINK:
+        return
+    fault = refused.code not in NOT_THE_JOBS_FAULT
+    if refused.code == "stale_fence":
+        # the host has seen more than these records: go on above it
+        seen = max(refused.data.get("fence", 0), refused.data.get("floor", 0))
+        await context.db.write(lambda tx: meta.lift(tx, "fence", seen))
     await attempt_never(
         context, attempt_id, "start" if fault else "host", f"{refused.code}: {refused.message}", counts=fault
     )
@@ -266,7 +289,7 @@ async def attempt_never(context: Context, attempt_id: str, failure: str, message
         if counts or job["state"] == "stopping":
             settle(tx, context, job, attempt, failure, message, None, now, started=False)
             return
-        jobs.move(tx, job["id"], JobState.QUEUED, now, not_before_ms=now + 5000, message=message)
+        jobs.move(tx, job["id"], JobState.QUEUED, now, not_before_ms=now + REFUSED_AGAIN_MS, message=message)
         events.append(
             tx, "job.requeued", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=attempt_id,
             host=attempt["host"], old=job["state"], new="queued", reason=message, args={"class": failure, "attempts_left": job["attempts_left"]},
@@ -279,66 +302,128 @@ async def attempt_never(context: Context, attempt_id: str, failure: str, message
 # ---- attempts that the records do not know ----------------------------------------------------
 
 
-def adopt(tx: Tx, host: str, report: AttemptReport, now: int) -> str | None:
-    """The host runs something of this cluster that the records do not have (an older database was put back).
+def _is_news(tx: Tx, report: AttemptReport) -> bool:
+    """Whether an end is told of an attempt that the records have yet to make: they are older than the host's."""
+    job = tx.one("SELECT state, epoch FROM job WHERE id = ?", (report.job_id,))
+    return (
+        report.state in ("exited", "lost")
+        and job is not None
+        and job["state"] not in JOB_FINAL
+        and report.epoch > job["epoch"]
+    )
 
-    It becomes a job again, with the fence it was started with, so that its cards are not given twice.
+
+def adopt(tx: Tx, context: Context, host: str, report: AttemptReport, now: int) -> str | None:
+    """The host has an attempt of this cluster that the records do not have (an older database was put back).
+
+    It becomes a job again, with the fence it was started with, so that its cards are not given twice. What the records
+    believe of its job and its slots is older than it and gives way.
     """
     meta.lift(tx, "fence", report.fence)
-    pool = "default"
-    for slot in report.slots:
-        row = tx.one("SELECT pool FROM gpu WHERE uuid = ?", (slot.uuid,))
-        pool = row["pool"] if row is not None else pool
-    job = tx.one("SELECT * FROM job WHERE id = ?", (report.job_id,))
+    job_id = report.job_id or f"job_{report.attempt_id[4:]}"
+    job = tx.one("SELECT * FROM job WHERE id = ?", (job_id,))
+    held = tuple(
+        leases.HeldSlot(host, s.uuid, s.share, s.shares, _index(tx, s.uuid), 840 // s.shares if s.uuid != "cpu" else 0)
+        for s in report.slots
+    )
+    cards = len({s.uuid for s in report.slots} - {"cpu"})
     if job is None:
         jobs.insert(
             tx,
             {
-                "id": report.job_id or f"job_{report.attempt_id[4:]}", "state": "queued", "name": "found on " + host, "caller": LOOP.name,
-                "owner": LOOP.owner, "human": 1, "pool": pool, "priority": 10, "spec": dumps({"command": ["(not known)"], "gpus": len(report.slots)}),
+                "id": job_id, "state": "queued", "name": f"found on {host}", "caller": LOOP.name, "owner": LOOP.owner, "human": 1,
+                "pool": _pool_of(tx, context, report), "priority": 10, "spec": dumps({"command": ["(not known)"], "gpus": cards}),
                 "spec_hash": "", "hours_ms": 24 * 3_600_000, "hours_from": "pool default", "attempts_left": 1,
                 "message": "found running; the records had lost it", "submitted_at_ms": now, "queued_at_ms": now, "changed_at_ms": now,
             },
         )  # fmt: skip
-        job = jobs.get(tx, report.job_id or f"job_{report.attempt_id[4:]}")
-    if job["state"] in JOB_FINAL or (job["epoch"] >= report.epoch and job["state"] != "queued"):
-        events.append(tx, "write.stale", LOOP, now, owner=job["owner"], severity="critical", job_id=job["id"], host=host, new=report.state,
-                      reason="the host runs an attempt that is older than the records; it is being stopped")  # fmt: skip
+        job = jobs.get(tx, job_id)
+    older = job["state"] in JOB_FINAL or report.epoch <= job["epoch"]
+    if older or any(_fence_on(tx, slot) > report.fence for slot in held):
+        _stale(
+            tx, job, report, host, now, "the host runs an attempt that is older than the records; it is being stopped"
+        )
         return "stray"
+    _give_way(tx, job, held, report, now)
     lease_id = report.lease_id or f"lse_{report.attempt_id[4:]}"
     if tx.one("SELECT 1 FROM lease WHERE id = ?", (lease_id,)) is None:
-        held = tuple(
-            leases.HeldSlot(
-                host, s.uuid, s.share, s.shares, _index(tx, s.uuid), 840 // s.shares if s.uuid != "cpu" else 0
-            )
-            for s in report.slots
-        )
         leases.insert(
             tx,
             {
                 "id": lease_id, "kind": "job", "state": "leased", "caller": job["caller"], "owner": job["owner"], "human": job["human"],
-                "pool": job["pool"], "priority": job["priority"], "needs": "{}", "gpus": len({s.uuid for s in report.slots} - {"cpu"}),
-                "units": sum(h.units for h in held), "fence": report.fence, "job_id": job["id"], "host": host, "hours_ms": job["hours_ms"],
+                "pool": job["pool"], "priority": job["priority"], "needs": "{}", "gpus": cards, "units": sum(h.units for h in held),
+                "fence": report.fence, "job_id": job["id"], "host": host, "hours_ms": job["hours_ms"],
                 "hours_from": job["hours_from"], "queued_at_ms": now, "granted_at_ms": now, "hard_end_at_ms": now + job["hours_ms"],
             },
             held,
         )  # fmt: skip
-    epoch = max(report.epoch, job["epoch"] + 1)
     jobs.insert_attempt(
         tx,
         {
-            "id": report.attempt_id, "job_id": job["id"], "epoch": epoch, "lease_id": lease_id, "fence": report.fence, "host": host,
+            "id": report.attempt_id, "job_id": job["id"], "epoch": report.epoch, "lease_id": lease_id, "fence": report.fence, "host": host,
             "state": "intended", "created_at_ms": now,
         },
     )  # fmt: skip
+    if jobs.get(tx, job["id"])["state"] != "queued":
+        jobs.move(tx, job["id"], JobState.QUEUED, now, held_reason=None)
     jobs.move(tx, job["id"], JobState.DEPLOYING, now, fence=report.fence)
-    jobs.update(tx, job["id"], epoch=epoch)
+    jobs.update(tx, job["id"], epoch=report.epoch)
     events.append(tx, "job.found", LOOP, now, owner=job["owner"], severity="critical", job_id=job["id"], attempt_id=report.attempt_id,
-                  lease_id=lease_id, host=host, new="found", args={"fence": report.fence, "epoch": epoch})  # fmt: skip
+                  lease_id=lease_id, host=host, pool=job["pool"], old=job["state"], new="found",
+                  args={"fence": report.fence, "epoch": report.epoch})  # fmt: skip
     attempt = jobs.find_attempt(tx, report.attempt_id)
     assert attempt is not None
+    # a stop that is under way there is seen through there; here it runs until its end is told
     _running(tx, attempt, jobs.get(tx, job["id"]), dataclasses.replace(report, state="running"), now)
+    if report.state not in LIVING:
+        take(tx, context, host, report, now)
     return None
+
+
+def _give_way(tx: Tx, job: sqlite3.Row, held: tuple[leases.HeldSlot, ...], report: AttemptReport, now: int) -> None:
+    """End what the records still have of the job's earlier attempt, and of earlier leases on the slots."""
+    before = jobs.live_attempt(tx, job["id"])
+    if before is not None:
+        jobs.move_attempt(
+            tx, before["id"], AttemptState.ENDED, ended_at_ms=now, failure_class="lost", superseded=1,
+            message="the host runs a newer attempt of its job, so it had ended",
+        )  # fmt: skip
+        lease = leases.get(tx, before["lease_id"])
+        if lease["state"] in ("leased", "running"):
+            end_lease(tx, LOOP, lease, LeaseState.RELEASED, "a newer attempt was found", now, severity="warning")
+    for slot in held:
+        row = tx.one(
+            "SELECT l.* FROM lease_slot s JOIN lease l ON l.id = s.lease_id WHERE s.host = ? AND s.uuid = ? AND s.share = ?"
+            " AND s.use <> 'freed' AND l.id <> ?",
+            (slot.host, slot.uuid, slot.share, report.lease_id),
+        )
+        if row is not None and row["state"] in ("leased", "running"):
+            # the job of a job lease, if any, moves when the host says how its attempt ended
+            end_lease(
+                tx, LOOP, row, LeaseState.REVOKED, "a newer lease was found on its slot", now, severity="critical"
+            )
+        tx.execute(
+            "UPDATE lease_slot SET use = 'freed', since_ms = ? WHERE host = ? AND uuid = ? AND share = ? AND use <> 'freed'",
+            (now, slot.host, slot.uuid, slot.share),
+        )
+
+
+def _fence_on(tx: Tx, slot: leases.HeldSlot) -> int:
+    """The fence of the living lease on a slot; 0 where there is none."""
+    row = tx.one(
+        "SELECT l.fence FROM lease_slot s JOIN lease l ON l.id = s.lease_id WHERE s.host = ? AND s.uuid = ? AND s.share = ?"
+        " AND s.use = 'held'",
+        (slot.host, slot.uuid, slot.share),
+    )
+    return 0 if row is None else int(row[0] or 0)
+
+
+def _pool_of(tx: Tx, context: Context, report: AttemptReport) -> str:
+    for slot in report.slots:
+        row = tx.one("SELECT pool FROM gpu WHERE uuid = ?", (slot.uuid,))
+        if row is not None and row["pool"] in context.settings.pools:
+            return str(row["pool"])
+    return context.settings.default_pool
 
 
 def _index(tx: Tx, uuid: str) -> int | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
+import stat
 from pathlib import Path
+from typing import Final
 
 from cotenant.hostd.protocol import AttemptReport, SlotRef, StartSpec
 from cotenant.server.backends.base import HostRefused
@@ -15,10 +18,14 @@ from cotenant.server.errors import OutcomeUnknown, Unreachable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JobState, LeaseState
+from cotenant.server.model.text import clean
 from cotenant.server.store import events, jobs, leases, meta
 from cotenant.server.store.db import Tx
 
 log = logging.getLogger(__name__)
+
+#: A variable of the environment cannot be longer (Linux, MAX_ARG_STRLEN), less room for its name.
+SECRET_MAX_BYTES: Final = 128 * 1024 - 256
 
 
 async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], now: int) -> None:
@@ -79,6 +86,9 @@ async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Sl
     except (sqlite3.IntegrityError, grants.GrantLost) as error:
         log.info("the start of %s was decided on an older world: %s", job_id, error)
         attempt = None
+    except BaseException:
+        context.keeper.doubt(job_id, lease_id)  # what was assumed must not outlive its failure
+        raise
     if attempt is None:
         context.keeper.doubt(job_id, lease_id)
         context.wake()
@@ -97,13 +107,18 @@ async def start_attempt(context: Context, attempt_id: str) -> None:
         return  # the next hello of that host asks again
     try:
         spec = start_spec(context, attempt, job, slots)
-    except OSError as error:
-        await outcomes.attempt_never(context, attempt_id, "start", f"a secret's file cannot be read: {error.strerror}")
+    except SecretUnreadable as error:
+        await outcomes.attempt_never(context, attempt_id, "start", str(error))
         return
     try:
         report = await link.start(spec)
     except HostRefused as refused:
-        await outcomes.start_refused(context, attempt_id, refused)
+        context.doubt_cards(refused, [slot.uuid for slot in spec.slots])
+        if refused.code == "spec_conflict":
+            # it is there, started from an earlier wording of the same intent: what it does counts
+            await outcomes.attempt_report(context, attempt["host"], await link.probe(attempt_id))
+        else:
+            await outcomes.start_refused(context, attempt_id, refused)
     except Unreachable:
         log.info("host %s is away: %s starts when it is back", attempt["host"], attempt_id)
     except OutcomeUnknown:
@@ -127,7 +142,7 @@ def start_spec(context: Context, attempt: sqlite3.Row, job: sqlite3.Row, slots: 
     """What the host is told.
 
     Raises:
-        OSError: a secret's file cannot be read.
+        SecretUnreadable: a secret's file cannot be read.
     """
     spec = JobSpec.model_validate_json(job["spec"])
     host = context.settings.hosts.get(attempt["host"])
@@ -144,13 +159,45 @@ def start_spec(context: Context, attempt: sqlite3.Row, job: sqlite3.Row, slots: 
         argv=tuple(spec.argv),
         slots=tuple(SlotRef(s["uuid"], s["share"], s["shares"]) for s in slots),
         env=environment,
-        secret_env={ref.env: Path(ref.file).read_text("utf-8").rstrip("\n") for ref in spec.secrets},
+        secret_env={ref.env: read_secret(ref.env, Path(ref.file)) for ref in spec.secrets},
         workdir=spec.workdir,
         pty=spec.pty,
         time_limit_s=job["hours_ms"] / 1000,
         stop_grace_s=float(spec.stop_grace_s),
         visible_by=host.cuda_visible_by if host else "index",
     )
+
+
+class SecretUnreadable(Exception):
+    """A secret cannot be had; the message names the variable, never a word of the content."""
+
+
+def read_secret(name: str, path: Path) -> str:
+    """The content of a secret's file without the line break at its end.
+
+    Opened so that neither a pipe nor a device can hold the loop up, and read at most SECRET_MAX_BYTES.
+
+    Raises:
+        SecretUnreadable: not there, not a plain file, too large, or not a text that a variable can hold.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise SecretUnreadable(f"the secret for {name} is not in a plain file")
+            content = file.read(SECRET_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no possible path"
+        raise SecretUnreadable(f"the file of the secret for {name} cannot be read: {why}") from error
+    if len(content) > SECRET_MAX_BYTES:
+        raise SecretUnreadable(f"the file of the secret for {name} is larger than {SECRET_MAX_BYTES} bytes")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise SecretUnreadable(f"the file of the secret for {name} is not a text")
+    return text.rstrip("\n")
 
 
 async def stop_attempt(context: Context, attempt_id: str, host: str, reason: str, grace_s: float) -> None:
@@ -199,33 +246,44 @@ async def grant_claim(context: Context, lease_id: str, slots: list[Slot], now: i
     except (sqlite3.IntegrityError, grants.GrantLost) as error:
         log.info("the grant of %s was decided on an older world: %s", lease_id, error)
         done = False
+    except BaseException:
+        context.keeper.doubt(lease_id)
+        raise
     if not done:
         context.keeper.doubt(lease_id)
         context.wake()
     return done
 
 
-async def requeue_claim(context: Context, lease_id: str, *, twice: bool) -> None:
-    """A granted claim was not picked up: back to its place, or, the second time, over."""
+async def requeue_claim(context: Context, lease_id: str, *, refused: HostRefused | None = None) -> bool:
+    """A granted claim goes back to its place: not picked up in time (the second time it is over), or refused by its host.
+
+    Its slots are free once the host has said so: nobody knows what the holder did on them without a heartbeat.
+    """
     now = context.now()
 
     def write(tx: Tx) -> bool:
         row = leases.get(tx, lease_id)
-        if row["state"] != LeaseState.LEASED or row["pickup_by_ms"] is None or row["pickup_by_ms"] > now:
+        if row["state"] != LeaseState.LEASED or row["pickup_by_ms"] is None:
             return False
-        if twice:
+        if refused is None and row["pickup_by_ms"] > now:
+            return False
+        missed = row["missed_pickups"] + (refused is None)
+        over = missed > 1
+        if over:
             leases.move(
                 tx, lease_id, LeaseState.EXPIRED, ended_at_ms=now, end_reason="not picked up twice", pickup_by_ms=None
             )
         else:
             leases.move(
-                tx, lease_id, LeaseState.QUEUED, pickup_by_ms=None, missed_pickups=row["missed_pickups"] + 1, granted_at_ms=None,
+                tx, lease_id, LeaseState.QUEUED, pickup_by_ms=None, missed_pickups=missed, granted_at_ms=None,
                 hard_end_at_ms=None, units=0, host=None,
             )  # fmt: skip
-        leases.end_slots(tx, lease_id, "freed", now)
-        kind = "lease.expired" if twice else "lease.requeued"
-        events.append(tx, kind, LOOP, now, owner=row["owner"], severity="warning", lease_id=lease_id, pool=row["pool"], old="leased",
-                      new="expired" if twice else "queued", reason="not picked up in time")  # fmt: skip
+        leases.end_slots(tx, lease_id, "cleaning", now)
+        reason = "not picked up in time" if refused is None else clean(f"{refused.code}: {refused.message}", 300)
+        events.append(tx, "lease.expired" if over else "lease.requeued", LOOP, now, owner=row["owner"], severity="warning",
+                      lease_id=lease_id, host=row["host"], pool=row["pool"], old="leased", new="expired" if over else "queued",
+                      reason=reason)  # fmt: skip
         return True
 
-    await context.db.write(write)
+    return await context.db.write(write)

@@ -103,6 +103,31 @@ def end_slots(tx: Tx, lease_id: str, use: str, now_ms: int, detail: str = "") ->
     return rows
 
 
+def free_slots(tx: Tx, lease_id: str, now_ms: int, host: str | None = None) -> list[sqlite3.Row]:
+    """Free the slots that the lease had once and no longer holds (cleaning, occupied); returns them."""
+    rows = tx.all(
+        "UPDATE lease_slot SET use = 'freed', since_ms = ?, detail = '' WHERE lease_id = ? AND use IN ('cleaning', 'occupied')"
+        " AND coalesce(?, host) = host RETURNING *",
+        (now_ms, lease_id, host),
+    )
+    tx.dirty.add(("lease", lease_id))
+    for row in rows:
+        _note_slot(tx, row["host"], row["idx"])
+    return rows
+
+
+def call_occupied(tx: Tx, lease_id: str, now_ms: int, who: str) -> list[sqlite3.Row]:
+    """Slots that did not come clean in time are occupied, by `who`; returns them."""
+    rows = tx.all(
+        "UPDATE lease_slot SET use = 'occupied', since_ms = ?, detail = ? WHERE lease_id = ? AND use = 'cleaning' RETURNING *",
+        (now_ms, who, lease_id),
+    )
+    tx.dirty.add(("lease", lease_id))
+    for row in rows:
+        _note_slot(tx, row["host"], row["idx"])
+    return rows
+
+
 def update(tx: Tx, lease_id: str, **values: Any) -> None:
     """Set columns other than the state."""
     tx.execute(f"UPDATE lease SET {', '.join(f'{n} = ?' for n in values)} WHERE id = ?", (*values.values(), lease_id))

@@ -48,6 +48,19 @@ def keep(tx: Tx, caller: str, request_id: str | None, verb: str, digest: str, ob
         )
 
 
+def once(tx: Tx, caller: str, request_id: str | None, verb: str, args: Any, object_id: str, now_ms: int) -> bool:
+    """Whether this request was carried out before; if not, it counts as carried out with this transaction.
+
+    Raises:
+        Conflict: the id was used with another verb or other arguments.
+    """
+    digest = args_hash(verb, args)
+    if find(tx, caller, request_id, verb, digest) is not None:
+        return True
+    keep(tx, caller, request_id, verb, digest, object_id, now_ms)
+    return False
+
+
 def forget_old(tx: Tx, now_ms: int) -> int:
     """Drop what is older than 7 days; returns how many rows went."""
     gone = tx.changes("DELETE FROM request WHERE created_at_ms < ?", (now_ms - KEPT_MS,))

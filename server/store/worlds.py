@@ -116,23 +116,27 @@ def asks(
 def holdings(
     connection: sqlite3.Connection, lease_ids: list[str] | None = None
 ) -> tuple[dict[str, Holding], dict[str, Holding], dict[SlotKey, tuple[str, str, str]]]:
-    """(living leases, ended leases whose slots are not free, use of each taken slot as (use, lease id, detail)).
+    """(living leases, those whose slots are being cleaned, use of each taken slot as (use, lease id, detail)).
+
+    Slots being cleaned count for their last holder, occupied ones for nobody (design section 6).
 
     All of them, or those among `lease_ids`.
     """
     uses: dict[SlotKey, tuple[str, str, str]] = {}
-    of_lease: dict[str, list[SlotKey]] = {}
+    of_use: dict[tuple[str, str], list[SlotKey]] = {}
     for row in _rows(
         connection, "SELECT * FROM lease_slot WHERE use <> 'freed'", "lease_id", lease_ids, everything=lease_ids is None
     ):
         key = (row["host"], row["uuid"], row["share"])
         uses[key] = (row["use"], row["lease_id"], row["detail"])
-        of_lease.setdefault(row["lease_id"], []).append(key)
+        of_use.setdefault((row["lease_id"], row["use"]), []).append(key)
     living: dict[str, Holding] = {}
     ended: dict[str, Holding] = {}
-    wanted = list(of_lease) if lease_ids is None else lease_ids
-    for row in _rows(connection, _LIVING.format(where="l.granted_at_ms IS NOT NULL"), "l.id", wanted, everything=False):
-        if row["state"] not in ("leased", "running") and row["id"] not in of_lease:
+    wanted = list(dict.fromkeys(lease_id for lease_id, _ in of_use)) if lease_ids is None else lease_ids
+    for row in _rows(connection, _LIVING.format(where="1"), "l.id", wanted, everything=False):
+        alive = row["state"] in ("leased", "running")
+        slots = of_use.get((row["id"], "held" if alive else "cleaning"), [])
+        if not (alive or slots):
             continue
         cpus = memory = disk = 0
         stop_s = 10
@@ -147,9 +151,10 @@ def holdings(
             agent=row["caller"],
             human=bool(row["human"]),
             pool=row["pool"],
-            slots=tuple(of_lease.get(row["id"], ())),
-            granted_at_ms=row["granted_at_ms"],
-            hard_end_ms=row["hard_end_at_ms"],
+            slots=tuple(slots),
+            # a claim that missed its pick-up is no grant any more, but what it had may still be cleaned
+            granted_at_ms=row["granted_at_ms"] or 0,
+            hard_end_ms=row["hard_end_at_ms"] or 0,
             expires_ms=row["expires_at_ms"] if row["kind"] == "direct" else None,
             pickup_ms=row["pickup_by_ms"],
             missed_pickups=row["missed_pickups"],
@@ -162,7 +167,7 @@ def holdings(
             disk_mib=disk,
             stop_s=stop_s,
         )
-        (living if row["state"] in ("leased", "running") else ended)[row["id"]] = holding
+        (living if alive else ended)[row["id"]] = holding
     return living, ended, uses
 
 

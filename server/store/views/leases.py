@@ -81,7 +81,7 @@ class LeaseViews(View):
     def _lease(self, caller: Caller, row: sqlite3.Row, slots: list[sqlite3.Row]) -> a.LeaseAnswer:
         now = self._c.now()
         living = row["state"] in ("leased", "running")
-        held = [s for s in slots if s["use"] != "freed" or not living]
+        held = [s for s in slots if s["use"] == "held" or not living]
         mine = owns(caller, owner=row["owner"], name=row["caller"])
         expires = row["expires_at_ms"] if row["kind"] == "direct" and living else None
         hard_end = row["hard_end_at_ms"] if living else None

@@ -1,0 +1,163 @@
+"""What hosts have to do with leases: they keep a direct lease's cards, and say when an ended lease's slots are clean."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from functools import partial
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from cotenant.hostd.protocol import CleanCheck, SlotRef
+from cotenant.server.backends.base import Host, HostRefused
+from cotenant.server.control.context import Context
+from cotenant.server.errors import OutcomeUnknown, Unreachable
+from cotenant.server.model.caller import LOOP, Caller
+from cotenant.server.model.states import LeaseState
+from cotenant.server.store import events, leases
+from cotenant.server.store.db import Tx
+
+log = logging.getLogger(__name__)
+
+#: States in which an attempt has processes, as hosts tell them.
+_LIVING: Final = frozenset({"starting", "running", "stopping"})
+
+
+class Holds:
+    """Speaks with hosts about leases. Of one lease only one word is under way at a time, so that none overtakes another."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._kept: set[str] = set()  # direct leases that a host has said it keeps, since its last hello
+
+    def _lock(self, lease_id: str) -> asyncio.Lock:
+        lock = self._locks.get(lease_id)
+        if lock is None:
+            lock = self._locks[lease_id] = asyncio.Lock()
+        return lock
+
+    def greeted(self, lease_ids: tuple[str, ...], gone: set[str]) -> None:
+        """A host said hello and keeps `lease_ids`; of `gone`, which the records place on it, it knows nothing."""
+        self._kept -= gone
+        self._kept |= set(lease_ids)
+
+    async def take(self, lease_id: str) -> HostRefused | None:
+        """Let the host keep a granted lease's cards; its refusal, when it finds something on them.
+
+        A host that does not answer hears of the lease at its next hello: the grant stands.
+        """
+        context = self._context
+        async with self._lock(lease_id):
+            row, slots = context.db.peek(lambda c: _lease_and_slots(c, lease_id, ("held",)))
+            if row is None or row["state"] not in ("leased", "running"):
+                return None
+            for host, refs in by_host(slots).items():
+                link = context.hosts.get(host)
+                if link is None or all(ref.uuid == "cpu" for ref in refs):
+                    continue
+                try:
+                    await link.hold(lease_id, row["fence"], refs)
+                except HostRefused as refused:
+                    context.doubt_cards(refused, [ref.uuid for ref in refs])
+                    return refused
+                except (Unreachable, OutcomeUnknown):
+                    log.warning("host %s did not hear of lease %s yet", host, lease_id)
+                else:
+                    self._kept.add(lease_id)
+        return None
+
+    async def free(self, lease_id: str) -> CleanCheck | None:
+        """Ask the hosts whether the slots that a lease no longer has are clean, and free those that are.
+
+        What the host said; None when there was nothing to ask, or nobody to answer.
+        """
+        context = self._context
+        said: CleanCheck | None = None
+        async with self._lock(lease_id):
+            row, slots = context.db.peek(lambda c: _lease_and_slots(c, lease_id, ("cleaning", "occupied")))
+            if row is None:
+                return None
+            for host, refs in by_host(slots).items():
+                try:
+                    said = await self._ask(row, host, refs)
+                except (Unreachable, OutcomeUnknown, HostRefused) as error:
+                    log.info("slots of %s stay in cleaning: %s", lease_id, error)
+                    continue
+                if said is not None and said.clean:
+                    await context.db.write(partial(free_slots, lease_id=lease_id, now=context.now(), host=host))
+                    context.wake()
+        return said
+
+    async def _ask(self, row: sqlite3.Row, host: str, slots: list[SlotRef]) -> CleanCheck | None:
+        link = self._context.hosts.get(host)
+        if row["kind"] == "job":
+            return None if link is None else await self._ask_attempt(row["id"], link, slots)
+        if all(ref.uuid == "cpu" for ref in slots):
+            return CleanCheck(clean=True)  # no host was told of it
+        if link is None:
+            return None
+        check = await link.unhold(row["id"])
+        if check.clean and row["id"] not in self._kept:
+            # "clean" of a lease that it never kept says nothing about the cards
+            check = await link.check(slots)
+        if check.clean:
+            self._kept.discard(row["id"])
+        return check
+
+    async def _ask_attempt(self, lease_id: str, link: Host, slots: list[SlotRef]) -> CleanCheck:
+        """A job's slots are clean when its attempt's processes are gone and the cards are well."""
+        attempt = self._context.db.peek(
+            lambda c: c.execute(
+                "SELECT id, state FROM attempt WHERE lease_id = ? ORDER BY epoch DESC LIMIT 1", (lease_id,)
+            ).fetchone()
+        )
+        report = await link.probe(attempt["id"])
+        if report.state in _LIVING:
+            if attempt["state"] == "ended":
+                # given up in the records, and there all the same
+                await link.stop(attempt["id"], "evict", 10)
+            return CleanCheck(clean=False, unclean=report.unclean)
+        if report.state == "unknown" or report.clean is None:
+            return await link.check(slots)
+        return CleanCheck(clean=report.clean, unclean=report.unclean)
+
+
+def _lease_and_slots(
+    connection: sqlite3.Connection, lease_id: str, uses: tuple[str, ...]
+) -> tuple[sqlite3.Row | None, list[sqlite3.Row]]:
+    row = connection.execute("SELECT id, kind, state, fence FROM lease WHERE id = ?", (lease_id,)).fetchone()
+    return row, [slot for slot in leases.slots(connection, lease_id) if slot["use"] in uses]
+
+
+def by_host(rows: list[sqlite3.Row]) -> dict[str, list[SlotRef]]:
+    """Slots of a lease as each host is asked about them."""
+    out: dict[str, list[SlotRef]] = {}
+    for row in rows:
+        out.setdefault(row["host"], []).append(SlotRef(row["uuid"], row["share"], row["shares"]))
+    return out
+
+
+def end_lease(
+    tx: Tx, by: Caller, row: sqlite3.Row, to: LeaseState, reason: str, now: int, *, request_id: str | None = None, severity: str = "info",
+    clean: bool = False, args: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """End a granted lease: its slots are being cleaned, or free at once where the host has said so."""
+    leases.move(tx, row["id"], to, ended_at_ms=now, end_reason=reason, pickup_by_ms=None)
+    leases.end_slots(tx, row["id"], "freed" if clean else "cleaning", now)
+    tx.execute("DELETE FROM offer WHERE object_id = ?", (row["id"],))
+    events.append(
+        tx, f"lease.{to.value}", by, now, owner=row["owner"], severity=severity, lease_id=row["id"], job_id=row["job_id"],
+        host=row["host"], pool=row["pool"], old=row["state"], new=to.value, reason=reason, request_id=request_id, args=args,
+    )  # fmt: skip
+
+
+def free_slots(tx: Tx, lease_id: str, now: int, by: Caller = LOOP, *, host: str | None = None) -> bool:
+    """The slots that a lease no longer has are free; False when there was nothing to free. What it holds stays."""
+    row = leases.get(tx, lease_id)
+    freed = leases.free_slots(tx, lease_id, now, host)
+    if freed:
+        kind = "slot.cleaned" if by is LOOP else "slot.cleared"
+        events.append(tx, kind, by, now, owner=row["owner"], lease_id=lease_id, host=freed[0]["host"], pool=row["pool"])
+    return bool(freed)

@@ -11,6 +11,8 @@ Everything else of the server talks to the functions and classes here. What is u
 from __future__ import annotations
 
 import contextlib
+import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -35,6 +37,8 @@ from starlette.types import Receive, Scope, Send
 from cotenant.server.mcp.call import NeedsAnswer, Reply
 from cotenant.server.model import text
 from cotenant.server.model.caller import Caller
+
+log = logging.getLogger(__name__)
 
 Context = sdk_context.ServerRequestContext[Any, Any]
 Result = Mapping[str, Any]
@@ -76,11 +80,24 @@ class Handlers:
     unsubscribe: Handler
 
 
-def _complete(handler: Handler) -> Handler:
-    """2026-07-28 wants to be told that a result is whole; older protocols drop the word."""
+def _answered(handler: Handler) -> Handler:
+    """A handler whose results say that they are whole, and whose bugs go to the log instead of to the client.
+
+    2026-07-28 wants the word; older protocols drop it. On those the SDK would send an exception's text out.
+    """
 
     async def handle(ctx: Context, params: Any) -> Any:
-        result = await handler(ctx, params)
+        try:
+            result = await handler(ctx, params)
+        except MCPError:
+            raise
+        except Exception:
+            reference = secrets.token_hex(4)
+            log.exception("%s failed (reference %s)", ctx.method, reference)
+            raise MCPError(
+                wire.INTERNAL_ERROR,
+                f"internal_error: {ctx.method} failed inside the server; its log has it under {reference}.",
+            ) from None
         return {"resultType": "complete", **result} if isinstance(result, dict) else result
 
     return handle
@@ -106,17 +123,17 @@ def make_server(
             "resources/list": live,
             "resources/read": live,
         },
-        on_list_tools=_complete(handlers.list_tools),
-        on_call_tool=_complete(handlers.call_tool),
-        on_list_resources=_complete(handlers.list_resources),
-        on_list_resource_templates=_complete(handlers.list_templates),
-        on_read_resource=_complete(handlers.read_resource),
-        on_list_prompts=_complete(handlers.list_prompts),
-        on_get_prompt=_complete(handlers.get_prompt),
-        on_completion=_complete(handlers.complete),
-        on_subscriptions_listen=handlers.listen,
-        on_subscribe_resource=handlers.subscribe,
-        on_unsubscribe_resource=handlers.unsubscribe,
+        on_list_tools=_answered(handlers.list_tools),
+        on_call_tool=_answered(handlers.call_tool),
+        on_list_resources=_answered(handlers.list_resources),
+        on_list_resource_templates=_answered(handlers.list_templates),
+        on_read_resource=_answered(handlers.read_resource),
+        on_list_prompts=_answered(handlers.list_prompts),
+        on_get_prompt=_answered(handlers.get_prompt),
+        on_completion=_answered(handlers.complete),
+        on_subscriptions_listen=_answered(handlers.listen),
+        on_subscribe_resource=_answered(handlers.subscribe),
+        on_unsubscribe_resource=_answered(handlers.unsubscribe),
         # Without this the SDK lists all tools again for every call with arguments, to look for header parameters.
         get_tool_input_schema=lambda name: None,
     )

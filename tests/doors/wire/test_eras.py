@@ -208,3 +208,67 @@ async def test_prompts_and_completions(server: Any, tokens: dict[str, str], era:
             wire.ResourceTemplateReference(uri="cotenant://queues/{pool}"), {"name": "pool", "value": "de"}
         )
         assert found.completion.values == ["default"]
+
+
+async def test_an_answer_counts_once_even_when_it_is_sent_again(server: Any, tokens: dict[str, str]) -> None:
+    """2026-07-28 carries the answer in the repeated call; a replay of that call must not cancel anything more."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}},
+    }
+    headers = {
+        "Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call",
+        "Mcp-Name": "cancel_job",
+    }  # fmt: skip
+
+    def cancel(job_id: str, token: str, **more: Any) -> dict[str, Any]:
+        params = {"name": "cancel_job", "arguments": {"job_id": job_id}, "_meta": meta, **more}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        status, answer, _ = server.post("/mcp", body, token, headers)
+        assert status == 200
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    async with server.client(tokens["alice"]) as alice:
+        job = (await alice.call("submit_job", command="sleep 64", gpus=0))["job_id"]
+        await alice.until(job, "running")
+        asked = cancel(job, tokens["alice"])
+        assert asked["resultType"] == "input_required" and list(asked["inputRequests"]) == ["confirm"]
+        yes = {
+            "inputResponses": {"confirm": {"action": "accept", "content": {"confirm": True}}},
+            "requestState": asked["requestState"],
+        }
+        forged = cancel(job, tokens["alice"], **{**yes, "requestState": "yes_" + "0" * 26})
+        assert forged["isError"] is True
+        assert cancel(job, tokens["bob"], **yes)["isError"] is True
+        assert cancel(job, tokens["alice"], **yes)["structuredContent"]["status"] == "stopping"
+        other = (await alice.call("submit_job", command="sleep 65", gpus=0))["job_id"]
+        await alice.until(other, "running")
+        assert cancel(other, tokens["alice"], **yes)["isError"] is True
+        asked_again = await alice.call("cancel_job", job_id=other)
+        await alice.call("cancel_job", job_id=other, confirm_token=asked_again["confirm_token"])
+        await alice.until(job, "cancelled")
+        await alice.until(other, "cancelled")
+
+
+async def test_a_request_id_makes_writes_safe_to_repeat(server: Any, tokens: dict[str, str], era: str) -> None:
+    async with server.client(tokens["alice"], era) as alice:
+        first = await alice.call("acquire_lease", gpus=1, request_id=f"lease-{era}")
+        again = await alice.call("acquire_lease", gpus=1, request_id=f"lease-{era}")
+        assert again["lease_id"] == first["lease_id"] and again["deduplicated"] is True
+        await alice.refused("acquire_lease", gpus=2, request_id=f"lease-{era}")
+        await alice.call("release_lease", lease_id=first["lease_id"])
+        assert (await alice.call("release_lease", lease_id=first["lease_id"]))["state"] == "released"
+        job = await alice.call("submit_job", command="true", gpus=0, request_id=f"job-{era}")
+        again = await alice.call("submit_job", command="true", gpus=0, request_id=f"job-{era}")
+        assert again["job_id"] == job["job_id"] and again["deduplicated"] is True
+
+
+async def test_every_state_filter_that_is_advertised_is_taken(server: Any, tokens: dict[str, str]) -> None:
+    """A filter that the schema offers and the view refuses would send agents in circles."""
+    async with server.client(tokens["alice"]) as alice:
+        listed = {tool.name: tool.input_schema["properties"] for tool in (await alice.client.list_tools()).tools}
+        for name in ("list_gpus", "list_jobs", "list_leases", "list_events"):
+            for argument, schema in listed[name].items():
+                for value in next((item["enum"] for item in [schema, *schema.get("anyOf", [])] if "enum" in item), []):
+                    await alice.call(name, **{argument: value})

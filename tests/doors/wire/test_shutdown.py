@@ -124,3 +124,12 @@ def test_a_port_that_is_taken_is_said(make_server: Callable[..., Any], tmp_path:
     second = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
     assert second.returncode != 0 and "Traceback" not in second.stderr
     assert "in use" in second.stderr, second.stderr
+
+
+async def test_ready_means_that_work_can_be_had(make_server: Callable[..., Any]) -> None:
+    """The first call after the line must not be refused because hostd has not reported yet."""
+    server = make_server(gpus=3)
+    async with server.client(server.token("early", "alice")) as early:
+        assert (await early.call("list_gpus"))["free"] == 3
+        done = await early.call("submit_job", command="true", gpus=3, wait_s=20)
+        assert done["state"] == "succeeded", done

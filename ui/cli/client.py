@@ -27,6 +27,8 @@ WRITES = frozenset({
     "acquire_lease", "release_lease", "hand_over", "submit_job", "cancel_job", "retry_job", "signal_job", "hold_job", "release_job",
 })  # fmt: skip
 ANSWER_S = 30.0
+#: Refusals that only say "not now": the server is going down, or its storage is busy for a moment.
+NOT_NOW = frozenset({"unavailable", "shutting_down", "storage_busy"})
 
 Progress = Callable[[str], None]
 
@@ -217,13 +219,15 @@ def _sentence(body: bytes) -> str:
 def patiently(act: Callable[[], Answer], *, say: Callable[[str], None], patience_s: float = 120) -> Answer:
     """`act()`, tried again while the server does not answer: a wait or a tail outlives a server's restart.
 
-    Raises the last NoServer or Torn after `patience_s` seconds without an answer, and everything else at once.
+    Raises the last NoServer or Torn (or refusal of NOT_NOW) after `patience_s` seconds, and everything else at once.
     """
     deadline: float | None = None
     for pause in _pauses():
         try:
             return act()
-        except (NoServer, Torn) as exc:
+        except (NoServer, Torn, ToolRefused) as exc:
+            if isinstance(exc, ToolRefused) and exc.code not in NOT_NOW:
+                raise
             now = time.monotonic()
             if deadline is None:
                 deadline = now + patience_s

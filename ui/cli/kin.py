@@ -68,7 +68,8 @@ class Kin:
                     break
                 time.sleep(0.02)
             else:
-                return
+                break
+        _reap()
 
 
 def _reap() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 
 from cotenant.ui.cli import ask, lease, place, show, waiting
-from cotenant.ui.cli.client import Client
+from cotenant.ui.cli.client import NOT_NOW, Client
 from cotenant.ui.cli.kin import Kin
 from cotenant.ui.cli.problems import NoServer, Problem, ToolRefused, Torn, Usage
 
@@ -171,7 +171,7 @@ class Renewal(threading.Thread):
                 pause = min(5.0, every)
                 continue
             except ToolRefused as exc:
-                if exc.code in ("unavailable", "host_unreachable"):
+                if exc.code in NOT_NOW or exc.code == "host_unreachable":
                     pause = min(5.0, every)
                     continue
                 self._lose(exc.text)

@@ -386,7 +386,8 @@ def test_nobody_listens_is_no_server_and_refused() -> None:
 
 def test_patience_outlives_a_restart_and_has_an_end() -> None:
     said: list[str] = []
-    answers: Iterator[Any] = iter([NoServer("Down. Start it.", refused=True), Torn("Torn. Look."), {"n": 1}])
+    going = ToolRefused("shutting_down", "shutting_down: the server ended the wait.")
+    answers: Iterator[Any] = iter([going, NoServer("Down. Start it.", refused=True), Torn("Torn. Look."), {"n": 1}])
 
     def act() -> dict[str, Any]:
         answer = next(answers)
@@ -402,6 +403,12 @@ def test_patience_outlives_a_restart_and_has_an_end() -> None:
 
     with pytest.raises(NoServer):
         patiently(down, say=said.append, patience_s=0.3)
+
+    def refused() -> dict[str, Any]:
+        raise ToolRefused("no_such_job", "no_such_job: x")
+
+    with pytest.raises(ToolRefused):
+        patiently(refused, say=said.append)
 
 
 # ---- addresses and tokens

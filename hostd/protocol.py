@@ -219,6 +219,9 @@ class Hello:
     protocol_min: int = PROTOCOL
     server_version: str = ""
     take_over: bool = False
+    #: The highest fence the server has ever given; None from one that does not say. A server writes a fence down before
+    #: a host hears of it, so one that knows of fewer than the host is a copy of the past.
+    fence: Optional[int] = None
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class State:
         self.tombstones: Set[str] = set()
         self._fences: Dict[_Key, int] = {}
         self._lock_fd = -1
-        self._lock_directory = lock_directory
+        self.lock_directory = os.path.realpath(lock_directory)
         self._journal: Optional[Journal] = None
 
     # ---- opening
@@ -176,7 +176,7 @@ class State:
 
     def _marker(self) -> str:
         name = hashlib.sha256(f"{os.geteuid()} {self.directory}".encode()).hexdigest()[:24]
-        return os.path.join(self._lock_directory, f"state-{name}")
+        return os.path.join(self.lock_directory, f"state-{name}")
 
     def _mark_boot(self) -> None:
         """Leave a word outside the directory, so that a wiped one is noticed until the next boot."""
@@ -196,13 +196,15 @@ class State:
                 return True
         except (OSError, ValueError):
             pass
-        return bool(self.unexplained_processes())
+        # Without the marker this directory was never here: what names no directory is another hostd's direct lease.
+        return any(env.get("COTENANT_STATE_DIR") for _, env in self._unexplained())
 
     def unexplained_processes(self) -> List[processes.Stat]:
-        """Processes that carry COTENANT_LEASE and that no state directory on this machine knows.
+        """Processes of attempts that no state directory on this machine knows: an older memory's.
 
-        Those of an attempt whose directory still stands are explained, also another hostd's; so are our own
-        ancestors (a hostd that was itself started under a lease).
+        An attempt whose record still stands is explained, also another hostd's; so are our own ancestors (a hostd that
+        was itself started under a lease), and hostds with another lock directory, who live apart by choice. What an agent
+        runs itself under a direct lease is no attempt: on a card it makes the card occupied, and needs no memory for it.
         """
         table = processes.sweep()
         above = processes.ancestors(os.getpid(), table)
@@ -210,13 +212,12 @@ class State:
         for seen in table.values():
             if seen.pid in above or seen.state in "ZX":
                 continue
-            env = processes.environ(seen.pid)
-            if not env or "COTENANT_LEASE" not in env:
-                continue
+            env = processes.environ(seen.pid) or {}
             home, attempt_id = env.get("COTENANT_STATE_DIR"), env.get("COTENANT_ATTEMPT")
-            if home and attempt_id and _knows(home, attempt_id):
+            if not home or not attempt_id or env.get("COTENANT_LOCK_DIR") != self.lock_directory:
                 continue
-            found.append(seen)
+            if not _knows(home, attempt_id):
+                found.append(seen)
         return found
 
     @property
@@ -266,7 +267,8 @@ class State:
         if not moved and hello.incarnation < self.incarnation:
             raise Refused(
                 "old_incarnation",
-                f"incarnation {hello.incarnation} came, {self.incarnation} was here already (a restored copy?)",
+                f"incarnation {hello.incarnation} came, {self.incarnation} was here already (a restored copy?);"
+                " a person can decide that it is the present: cotenant host take-over",
                 {"incarnation": self.incarnation},
             )
         if not moved and hello.incarnation == self.incarnation and self.nonce and hello.nonce != self.nonce:
@@ -274,6 +276,13 @@ class State:
                 "old_incarnation",
                 f"another server start with incarnation {hello.incarnation} was here (a copied data directory?)",
                 {"incarnation": self.incarnation},
+            )
+        if not moved and not hello.take_over and hello.fence is not None and hello.fence < self.max_fence:
+            raise Refused(
+                "old_incarnation",
+                f"the server's newest fence is {hello.fence}, this host has seen {self.max_fence} (a restored copy?);"
+                " a person can decide that it is the present: cotenant host take-over",
+                {"incarnation": max(self.incarnation, hello.incarnation), "fence": self.max_fence},
             )
         if moved or (hello.incarnation, hello.nonce) != (self.incarnation, self.nonce):
             self.cluster_id, self.incarnation, self.nonce = hello.cluster_id, hello.incarnation, hello.nonce

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +63,7 @@ async def core(settings: Settings, clock: Clock | None = None, ids: Ids | None =
     try:
         db = await Database.open(settings.data_dir / DATABASE)
         try:
-            cluster_id, incarnation = await db.write(lambda tx: _begin(tx, ids, clock.now_ms()))
+            cluster_id, incarnation = await db.write(lambda tx: _begin(tx, settings.data_dir, ids, clock.now_ms()))
             live = Live()
             context = Context(
                 db=db,
@@ -129,15 +130,37 @@ def _has_work(connection: Any) -> bool:
     )
 
 
-def _begin(tx: Tx, ids: Ids, now: int) -> tuple[str, int]:
-    """This start's identity: the cluster's id for ever, the incarnation one higher."""
+def _begin(tx: Tx, folder: Path, ids: Ids, now: int) -> tuple[str, int]:
+    """This start's identity: the cluster's id for ever, the incarnation one higher.
+
+    Raises:
+        StoreRefused: the directory is a copy of another that is still there.
+    """
     cluster_id = meta.get(tx.connection, "cluster_id")
     if cluster_id is None:
         cluster_id = ids.new("cluster", now)
         meta.put(tx, "cluster_id", cluster_id)
+    home, here = meta.get(tx.connection, "home"), str(folder.resolve())
+    if home != here:
+        if home is not None and _same_cluster(Path(home), folder, cluster_id):
+            raise StoreRefused(
+                f"{here} is a copy of the data directory {home}: two servers with one identity would give the same cards twice."
+                f" Serve {home}, or begin anew in an empty --data; if this one shall replace it for good, remove {home} first"
+            )
+        meta.put(tx, "home", here)
     incarnation = meta.next_of(tx, "incarnation")
     events.append(tx, "server.started", LOOP, now, new=str(incarnation))
     return cluster_id, incarnation
+
+
+def _same_cluster(home: Path, folder: Path, cluster_id: str) -> bool:
+    """Whether `home` still holds the records of this cluster, and is another directory than `folder`."""
+    with contextlib.suppress(OSError, sqlite3.Error):
+        if not (home / DATABASE).exists() or home.samefile(folder):
+            return False
+        with contextlib.closing(sqlite3.connect(f"file:{home / DATABASE}?mode=ro", uri=True)) as other:
+            return meta.get(other, "cluster_id") == cluster_id
+    return False
 
 
 def prepare_directory(folder: Path) -> None:

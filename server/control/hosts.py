@@ -62,6 +62,7 @@ class Hosts:
             nonce=context.start_nonce,
             protocol_min=max(1, protocol.PROTOCOL - 1),
             take_over=name in self.take_over,
+            fence=self._fence(),
         )
 
     # ---- a link comes up
@@ -70,7 +71,7 @@ class Hosts:
         context, now, name = self._context, self._context.now(), host.name
         reports = {report.attempt_id: report for report in welcome.attempts}
         amnesia = await context.db.write(lambda tx: self._greet(tx, name, welcome, now))
-        unsure = welcome.needs_floor and await host.set_floor(self._fence())
+        unsure = welcome.needs_floor and await host.set_floor(self._floor())
         self._see(name, welcome.cards, welcome.facts, now)
         live = context.live.hosts.setdefault(name, LiveHost())
         live.needs_floor = unsure
@@ -103,6 +104,10 @@ class Hosts:
         return int(
             self._context.db.peek(lambda c: c.execute("SELECT value FROM counter WHERE name = 'fence'").fetchone()[0])
         )
+
+    def _floor(self) -> int:
+        """What a host that lost its memory refuses starts below; 0 would be no floor to it, and 1 is the first fence."""
+        return max(1, self._fence())
 
     def _greet(self, tx: Tx, name: str, welcome: Welcome, now: int) -> bool:
         """Write down who the host is; True when it lost its memory within the same boot."""
@@ -202,7 +207,7 @@ class Hosts:
         """A host that lost its memory is asked again whether what it ran before has ended."""
         context = self._context
         host, live = context.hosts.get(name), context.live.hosts.get(name)
-        if host is None or live is None or await host.set_floor(self._fence()):
+        if host is None or live is None or await host.set_floor(self._floor()):
             return
         live.needs_floor, live.reason = False, ""
         context.keeper.observe_cards()

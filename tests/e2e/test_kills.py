@@ -54,7 +54,7 @@ class Drivers:
                 while not self._stop.is_set():
                     number += 1
                     work(client, chance, name, number)
-            except BaseException as error:
+            except Exception as error:  # noqa: BLE001 (told at the end, whatever it was)
                 self._told.wrong.append(f"{name}: {type(error).__name__}: {error}")
 
         self._threads.append(threading.Thread(target=drive, name=name))

@@ -15,6 +15,7 @@ import pytest
 
 from cotenant import tools
 from cotenant.prompts import Prompts, load
+from cotenant.resources.catalog import KINDS
 from cotenant.server.app import INSTRUCTIONS
 from cotenant.server.mcp.schema import compact
 from cotenant.server.mcp.tool import Tool
@@ -147,3 +148,11 @@ async def test_answers_fit_the_schemas_they_promise(server: Any, tokens: dict[st
         await alice.call("release_lease", lease_id=lease["lease_id"])
         dry = await alice.call("submit_job", command="true", gpus=0, dry_run=True)
         assert dry["dry_run"] is True and dry["would_start"] is True and dry["job_id"] == ""
+
+
+def test_the_page_about_mcp_names_every_tool_and_resource() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "mcp.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"`{name}`" in text
+    for kind in KINDS:
+        assert f"`{kind.uri}`" in text

@@ -97,6 +97,27 @@ def test_follow_shows_both_streams_where_they_belong_and_ends_with_the_job(live:
     assert [line for line in done.err.splitlines() if line.startswith("err")] == ["err 1", "err 2", "err 3"]
 
 
+def test_an_interrupted_follow_leaves_the_job_running_and_says_so(
+    live: Live, ending: list[subprocess.Popen[str]]
+) -> None:
+    following = live.start("submit", "--gpus", "0", "--follow", "--", "sh", "-c", "echo up; exec sleep 60")
+    ending.append(following)
+    assert following.stdout is not None
+    assert following.stdout.readline() == "up\n"
+    following.send_signal(signal.SIGINT)
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 130
+    job = next(
+        word
+        for line in err.splitlines()
+        if "goes on without you" in line
+        for word in line.split()
+        if word.startswith("job_")
+    )
+    assert live.json("job", "show", job)["state"] == "running"
+    live("job", "cancel", job, "--yes")
+
+
 def test_a_job_starts_here_with_the_variables_asked_for(live: Live, tmp_path: Path) -> None:
     words = live.argv(
         "submit",

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Own = Any  # conftest.Server
 Until = Callable[..., Any]  # conftest.until
 
@@ -100,6 +102,7 @@ def test_doctor_before_the_first_start_finds_nothing_wrong(own: Own) -> None:
     assert "Traceback" not in found.err
 
 
+@pytest.mark.slow
 def test_the_demo_plays_to_its_end_and_leaves_nothing_behind(own: Own, room: Path) -> None:
     env = {**own.env, "TMPDIR": str(room)}
     words = [*own.argv()[:4], "demo", "--simulate-gpus", "1", "--fast", "--json"]
@@ -114,6 +117,7 @@ def test_the_demo_plays_to_its_end_and_leaves_nothing_behind(own: Own, room: Pat
     assert _mentioning(room) == []
 
 
+@pytest.mark.slow
 def test_the_demo_says_what_did_not_hold(own: Own, room: Path) -> None:
     broken = room / "train.py"
     broken.write_text("print('up', flush=True)\nraise SystemExit(3)\n")
@@ -126,6 +130,7 @@ def test_the_demo_says_what_did_not_hold(own: Own, room: Path) -> None:
     assert _mentioning(room) == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_cleans_up(own: Own, room: Path) -> None:
     words = [*own.argv()[:4], "demo", "--simulate-gpus", "1"]
     playing = subprocess.Popen(

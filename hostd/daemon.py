@@ -233,8 +233,13 @@ class Daemon:
                     self._telemetry({"cards": host.judge.judge(host.cards.last()), "facts": host.facts()})
                 waits.append(told + FACTS_S - now)
             self._wake.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.05, min(waits)) if waits else None)
+            # Not wait_for: before Python 3.12 it could swallow the cancellation that close() sends.
+            timer = loop.call_later(max(0.05, min(waits)), self._wake.set) if waits else None
+            try:
+                await self._wake.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     async def _guarded(self, work: Awaitable[Any]) -> Any:
         try:

@@ -13,8 +13,12 @@ from cotenant.hostd.cards import Sighting
 from cotenant.hostd.protocol import StartSpec
 
 
-def launch_environment(spec: StartSpec, cards: Mapping[str, Sighting], state_directory: str) -> Dict[str, str]:
-    """What hostd adds last, over everything the job asked for. `cards` holds every gpu of the spec's slots."""
+def launch_environment(spec: StartSpec, cards: Mapping[str, Sighting], home: Mapping[str, str]) -> Dict[str, str]:
+    """What hostd adds last, over everything the job asked for.
+
+    `cards` holds every gpu of the spec's slots; `home` names hostd's own directories, by which a later hostd knows whose
+    a process is.
+    """
     uuids: List[str] = []
     for slot in spec.slots:
         if slot.uuid != "cpu" and slot.uuid not in uuids:
@@ -33,5 +37,5 @@ def launch_environment(spec: StartSpec, cards: Mapping[str, Sighting], state_dir
         "COTENANT_JOB": spec.job_id,
         "COTENANT_ATTEMPT": spec.attempt_id,
         "COTENANT_EPOCH": str(spec.epoch),
-        "COTENANT_STATE_DIR": state_directory,
+        **home,
     }

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from typing import Any, Awaitable, Callable, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
 
 from cotenant.hostd import logs, processes
 from cotenant.hostd.attempts import Attempt, Attempts, check_id, plain
@@ -69,6 +69,7 @@ class Host:
         self.supervisor = Supervisor(attempts, self._changed, self._ended, self._resume)
         self.judge = Judge(attempts, lambda: self.state.holds, residents)
         self._report = report
+        self._home = {"COTENANT_STATE_DIR": state.directory, "COTENANT_LOCK_DIR": state.lock_directory}
         self._starts: Dict[str, Tuple[str, asyncio.Future[AttemptReport]]] = {}
         self._tasks: Set[asyncio.Task[None]] = set()
         self._unmade: Set[str] = set()  # accepted by a hostd that died; not handed to a shim yet
@@ -202,16 +203,21 @@ class Host:
         seen = await self._admit(spec)
         if spec.attempt_id in self.state.tombstones:
             raise Refused("tombstoned", f"a stop of attempt {spec.attempt_id} came before its start")
-        env = launch_environment(spec, seen, self.state.directory)
+        env = launch_environment(spec, seen, self._home)
+        locks = self._lock_cards(spec)
         # The sync of the fence is begun first and runs beside the writing of the attempt's files.
         fence = self.state.raise_fence(spec.slots, spec.fence)
-        attempt = self.attempts.create(spec, text, env)
+        attempt: Optional[Attempt] = None
         try:
-            await self._obey(attempt, fence)
+            try:
+                attempt = self.attempts.create(spec, text, env)
+            finally:
+                await fence
+            await self.supervisor.launch(attempt, locks)
         except Refused:
-            if attempt.state == "starting":
+            if attempt is not None and attempt.state == "starting":
                 self.attempts.discard(attempt)
-            self.locks.release(attempt.id)
+            self.locks.release(spec.attempt_id)
             raise
         self._make_ready_soon()
         return attempt.report()
@@ -230,7 +236,9 @@ class Host:
         try:
             self.state.check_fence(attempt.spec.slots, attempt.spec.fence)
             await self._admit(attempt.spec)
-            await self._obey(attempt, self.state.raise_fence(attempt.spec.slots, attempt.spec.fence))
+            locks = self._lock_cards(attempt.spec)
+            await self.state.raise_fence(attempt.spec.slots, attempt.spec.fence)
+            await self.supervisor.launch(attempt, locks)
         except Refused as error:
             self._give_up(attempt, error)
             raise
@@ -245,15 +253,19 @@ class Host:
         self._check_cards(uuids, seen)
         return seen
 
-    async def _obey(self, attempt: Attempt, fence: Awaitable[None]) -> None:
-        handed: List[int] = []
-        for uuid in attempt.cards:
-            if not uuid.startswith("SIM-"):
-                fd = self.locks.take(uuid, attempt.id, self._lives_on(uuid, attempt.id))
-                if fd is not None:
-                    handed.append(fd)
-        await fence
-        await self.supervisor.launch(attempt, handed)
+    def _lock_cards(self, spec: StartSpec) -> List[int]:
+        """Lock the cards of `spec` machine-wide; the descriptors for its shim. Raises Refused("locked")."""
+        found = []
+        try:
+            for uuid in dict.fromkeys(slot.uuid for slot in spec.slots):
+                if uuid != "cpu" and not uuid.startswith("SIM-"):
+                    fd = self.locks.take(uuid, spec.attempt_id, self._lives_on(uuid, spec.attempt_id))
+                    if fd is not None:
+                        found.append(fd)
+        except Refused:
+            self.locks.release(spec.attempt_id)
+            raise
+        return found
 
     def _give_up(self, attempt: Attempt, error: Refused) -> None:
         if attempt.living:

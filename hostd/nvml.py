@@ -54,6 +54,7 @@ class NvmlCards:
         self._deadline_s = deadline_s
         self._driver = Driver("error", "the driver was not asked yet")
         self._last: Dict[str, Sighting] = {}
+        self._order: Dict[str, int] = {}
         self._reader: Optional[_Reader] = None
         self._stuck: List[_Reader] = []
         self._looking = asyncio.Lock()
@@ -63,7 +64,7 @@ class NvmlCards:
         return self._driver
 
     def last(self) -> List[Sighting]:
-        return sorted(self._last.values(), key=lambda card: (card.index, card.uuid))
+        return sorted(self._last.values(), key=lambda card: self._order.get(card.uuid, len(self._order)))
 
     async def look(self, uuids: Optional[Collection[str]] = None) -> List[Sighting]:
         async with self._looking:
@@ -80,13 +81,13 @@ class NvmlCards:
                 if any(not reader.at for reader in self._stuck) or len(self._stuck) > 8:
                     self._all_hang()  # a call about the whole driver hangs: another thread would hang likewise
                     return
-                self._reader = _Reader(self._nvml)
+                self._reader = _Reader(self._nvml, self._stuck[-1] if self._stuck else None)
             reader = self._reader
-            answer = asyncio.get_running_loop().create_future()
+            answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
             reader.ask(_Question(uuids, frozenset(hanging), answer))
-            try:
-                result: _Answer = await asyncio.wait_for(asyncio.shield(answer), self._deadline_s)
-            except asyncio.TimeoutError:
+            # asyncio.wait, not wait_for: before Python 3.12 that could swallow the cancellation of its caller.
+            await asyncio.wait({answer}, timeout=self._deadline_s)
+            if not answer.done():
                 self._reader = None
                 self._stuck.append(reader)
                 self._take(reader.partial)
@@ -96,6 +97,7 @@ class NvmlCards:
                 hanging.add(reader.at)
                 self._mark(reader.at, "sick", "the driver does not answer for this card")
                 continue
+            result = answer.result()
             self._take(result.cards)
             self._driver = result.driver
             if result.driver.status == "ok" and self._stuck:
@@ -107,6 +109,7 @@ class NvmlCards:
                     if uuid not in hanging:
                         self._mark(uuid, "unverified", result.driver.message or result.driver.status)
             elif result.present is not None:
+                self._order = {uuid: number for number, uuid in enumerate(result.present)}
                 for uuid in self._last:
                     if uuid not in result.present and uuid not in hanging:
                         self._mark(uuid, "lost", "the driver does not show this card any more")
@@ -166,13 +169,13 @@ class _Question:
 class _Answer:
     driver: Driver
     cards: List[Sighting]
-    present: Optional["frozenset[str]"]  # uuids the driver shows; None after a look at some cards only
+    present: Optional[Tuple[str, ...]]  # what the driver shows, in its order; None after a look at some cards only
 
 
 class _Reader:
     """The one thread that calls NVML. `at` is the uuid it is busy with, "" for a call about the whole driver."""
 
-    def __init__(self, nvml: Any) -> None:
+    def __init__(self, nvml: Any, before: Optional["_Reader"]) -> None:
         self.at = ""
         self.busy = False
         self.partial: List[Sighting] = []
@@ -185,6 +188,11 @@ class _Reader:
         self._xids: Dict[str, Tuple[int, ...]] = {}
         self._events: Any = None
         self._watched: Set[str] = set()
+        if before is not None:
+            # What the stuck one knows: to find the cards anew would ask the card that hangs for its name.
+            self._ready, self._driver = before._ready, before._driver
+            self._handles, self._fixed, self._xids = dict(before._handles), dict(before._fixed), dict(before._xids)
+            self._events, self._watched = before._events, set(before._watched)
         self._question: Optional[_Question] = None
         self._asked = threading.Semaphore(0)
         threading.Thread(target=self._run, name="nvml", daemon=True).start()
@@ -228,13 +236,13 @@ class _Reader:
                 return _Answer(self._driver, [], None)
         self._collect_xids()
         cards = self.partial
-        for uuid, (index, handle, parent) in sorted(self._handles.items(), key=lambda item: (item[1][0], item[0])):
+        for uuid, (index, handle, parent) in self._handles.items():
             if uuid in question.without or (question.uuids is not None and uuid not in question.uuids):
                 continue
             self.at = uuid
             cards.append(self._read(uuid, index, handle, parent))
             self.at = ""
-        present = frozenset(self._handles) if question.uuids is None else None
+        present = tuple(self._handles) if question.uuids is None else None
         return _Answer(self._driver, cards, present)
 
     def _open(self) -> bool:

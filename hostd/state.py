@@ -196,8 +196,7 @@ class State:
                 return True
         except (OSError, ValueError):
             pass
-        # Without the marker this directory was never here: what names no directory is another hostd's direct lease.
-        return any(env.get("COTENANT_STATE_DIR") for _, env in self._unexplained())
+        return bool(self.unexplained_processes())
 
     def unexplained_processes(self) -> List[processes.Stat]:
         """Processes of attempts that no state directory on this machine knows: an older memory's.

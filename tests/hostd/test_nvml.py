@@ -1,0 +1,321 @@
+"""The fake NVML library under the real pynvml: each fault ends in the right state, and the other cards go on serving."""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hostdclient import Hostd, until
+
+from cotenant.hostd.protocol import Refused, SlotRef
+
+PY = sys.executable
+
+
+async def serves(hostd, uuid, name):
+    """The card takes and ends a job."""
+    await hostd.start(name, ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 6"], uuid)
+    end = await hostd.ended(name)
+    assert end["exit"]["code"] == 6 and end["clean"]
+    return (await hostd.log_text(name)).strip()
+
+
+async def refuses(hostd, uuid, name):
+    with pytest.raises(Refused) as refused:
+        await hostd.start(name, ["true"], uuid)
+    return refused.value
+
+
+async def reported(hostd, uuid, state):
+    """Wait until hostd has reported by itself that the card is in `state`."""
+
+    def told():
+        cards = [m["body"] for m in hostd.reports if m["report"] == "card" and m["body"]["uuid"] == uuid]
+        return cards and cards[-1].get("state", "ok") == state and cards[-1]
+
+    return await until(told, f"a report of {uuid} {state}")
+
+
+async def test_cards_are_seen_whole(nvml_hostd, nvml):
+    facts = nvml_hostd.welcome["facts"]
+    assert facts.get("nvml", "ok") == "ok" and facts["driver"] == "580.95.05" and facts["cuda"] == "13.0"
+    assert [card["uuid"] for card in nvml_hostd.cards] == nvml.uuids()
+    card = nvml_hostd.cards[2]
+    assert card["index"] == 2 and card["memory_mib"] == 80 * 1024 and card["compute_capability"] == "9.0"
+    assert "simulated" not in card and card.get("state", "ok") == "ok" and card["pci_bus_id"]
+    nvml.set(2, util_gpu=55, temp=66, power=321000)
+    card = await nvml_hostd.card(card["uuid"])
+    assert (card["util_pct"], card["temperature_c"], card["power_w"]) == (55, 66, 321)
+    nvml.set(2, util_gpu="NS", temp="NS")
+    card = await nvml_hostd.card(card["uuid"])
+    assert card.get("util_pct") is None and card.get("temperature_c") is None, "not known is not 0"
+    assert await serves(nvml_hostd, card["uuid"], "a1") == "2"
+
+
+async def test_a_lost_card_takes_only_itself_out_and_comes_back(nvml_hostd, nvml):
+    uuids = nvml.uuids()
+    nvml.lose(1)
+    await nvml_hostd.card_in(uuids[1], "lost")
+    assert (await refuses(nvml_hostd, uuids[1], "no")).code == "sick"
+    assert await serves(nvml_hostd, uuids[0], "a0") == "0" and await serves(nvml_hostd, uuids[3], "a3") == "3"
+    nvml.restore(1)
+    await nvml_hostd.card_in(uuids[1], "ok")
+    assert await serves(nvml_hostd, uuids[1], "a1") == "1"
+
+
+async def test_a_lost_card_is_reported_without_being_asked(nvml_hostd, nvml):
+    nvml.lose(3)
+    assert (await reported(nvml_hostd, nvml.uuids()[3], "lost"))["reason"]
+    nvml.restore(3)
+    await reported(nvml_hostd, nvml.uuids()[3], "ok")
+
+
+@pytest.mark.parametrize(("number", "state"), [(79, "lost"), (48, "sick"), (31, "ok"), (13, "ok")])
+async def test_an_xid_is_judged_by_its_number(nvml_hostd, nvml, number, state):
+    uuid = nvml.uuids()[2]
+    await nvml_hostd.ask("cards")
+    nvml.xid(2, number)
+    card = await nvml_hostd.card(uuid)
+    assert card.get("state", "ok") == state
+    assert card.get("xids", []) == ([number] if state != "ok" else [])
+    if state != "ok":
+        assert str(number) in card["reason"] and (await refuses(nvml_hostd, uuid, "no")).code == "sick"
+    assert await serves(nvml_hostd, nvml.uuids()[1], "a1") == "1"
+
+
+async def test_an_xid_just_before_the_loss_is_not_missed(nvml_hostd, nvml):
+    await nvml_hostd.ask("cards")
+    nvml.xid(1, 79)
+    nvml.lose(1)
+    card = await nvml_hostd.card_in(nvml.uuids()[1], "lost")
+    assert card["xids"] == [79]
+    nvml.xid(2, 48)
+    assert (await nvml_hostd.card_in(nvml.uuids()[2], "sick"))["xids"] == [48], "events go on beside a lost card"
+
+
+async def test_a_foreign_process_makes_a_card_occupied_and_is_not_touched(nvml_hostd, nvml):
+    uuid = nvml.uuids()[0]
+    stranger = await asyncio.create_subprocess_exec("sleep", "100", "--", env={"SECRET_ARG": "x"})
+    try:
+        nvml.use(0, stranger.pid, mem="3G")
+        card = await nvml_hostd.card_in(uuid, "occupied")
+        assert card["processes"] == [
+            {
+                "pid": stranger.pid,
+                "user": card["processes"][0]["user"],
+                "program": "sleep",
+                "memory_mib": 3072,
+                "state": "S",
+            }
+        ]
+        refused = await refuses(nvml_hostd, uuid, "no")
+        assert refused.code == "occupied" and str(stranger.pid) in refused.message
+        assert refused.detail["processes"][0]["memory_mib"] == 3072
+        check = await nvml_hostd.ask("check", slots=[{"uuid": uuid}])
+        assert not check["clean"] and check["unclean"][0]["pid"] == stranger.pid
+        assert await serves(nvml_hostd, nvml.uuids()[1], "a1") == "1"
+        assert stranger.returncode is None
+    finally:
+        stranger.kill()
+        await stranger.wait()
+    await nvml_hostd.card_in(uuid, "ok")
+    assert await serves(nvml_hostd, uuid, "a0") == "0"
+
+
+async def test_a_process_that_nobody_here_can_see_counts_too(nvml_hostd, nvml):
+    uuid = nvml.uuids()[1]
+    nvml.foreign(1, 4_000_000, mem="1G")
+    card = await nvml_hostd.card_in(uuid, "occupied")
+    assert card["processes"][0]["pid"] == 4_000_000 and card["processes"][0].get("user") is None
+    nvml.evict(1)
+    await nvml_hostd.card_in(uuid, "ok")
+
+
+async def test_memory_that_no_process_explains_makes_a_card_occupied(nvml_hostd, nvml):
+    nvml.set(0, mem_used="9G")
+    card = await nvml_hostd.card_in(nvml.uuids()[0], "occupied")
+    assert card.get("processes", []) == [] and "MiB" in card["reason"]
+    assert (await refuses(nvml_hostd, nvml.uuids()[0], "no")).code == "occupied"
+
+
+async def test_residents_may_stay(tmp_path, nvml, nvml_libdir):
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir), residents=["python3", os.path.basename(PY)]) as hostd:
+        nvml.use(0, os.getpid(), mem="100M", kind="G")
+        card = await hostd.card(nvml.uuids()[0])
+        program = card["processes"][0]["program"]
+        if program in ("python3", os.path.basename(PY)):
+            assert card["processes"][0]["resident"] and card.get("state", "ok") == "ok"
+        else:
+            assert card["state"] == "occupied", program
+
+
+async def test_our_own_job_on_its_card_is_explained_and_its_peak_is_kept(nvml_hostd, nvml):
+    uuid = nvml.uuids()[2]
+    begun = await nvml_hostd.start("a1", ["sh", "-c", "sleep 100 & wait"], uuid)
+    nvml.use(2, begun["pid"], mem="5G")
+    card = await nvml_hostd.card(uuid)
+    assert card.get("state", "ok") == "ok" and card["processes"][0]["attempt_id"] == "a1"
+    child = await until(lambda: Path(f"/proc/{begun['pid']}/task/{begun['pid']}/children").read_text().split())
+    nvml.use(2, int(child[0]), mem="7G")
+    seen = (await nvml_hostd.card(uuid))["processes"]
+    assert {one["attempt_id"] for one in seen} == {"a1"} and {one["lease_id"] for one in seen} == {"lease-a1"}
+    # telemetry comes once a second while something runs, and with it the peak
+    sampled = len(nvml_hostd.link.telemetry)
+    await until(lambda: len(nvml_hostd.link.telemetry) >= sampled + 2, "two samples")
+    await nvml_hostd.kill()
+    await nvml_hostd.again()
+    assert (await nvml_hostd.card(uuid)).get("state", "ok") == "ok", "still explained after a restart"
+    await nvml_hostd.stop("a1")
+    end = await nvml_hostd.ended("a1")
+    assert end["exit"]["peak_card_memory_mib"] == {uuid: 12 * 1024} and end["clean"]
+
+
+async def test_what_stays_on_the_card_after_the_end_keeps_the_slot_unclean_until_it_goes(nvml_hostd, nvml):
+    """A job that left work to a daemon outside its tree, as `docker run` does."""
+    uuid = nvml.uuids()[0]
+    await nvml_hostd.start("a1", ["sleep", "0.3"], uuid)
+    nvml.foreign(0, 4_000_001, mem="2G")
+    end = await nvml_hostd.ended("a1")
+    assert end["state"] == "exited" and not end["clean"] and end["unclean"][0]["pid"] == 4_000_001
+    assert (await refuses(nvml_hostd, uuid, "a2")).code == "occupied"
+    nvml.evict(0)
+    report = await until(lambda: next((m for m in nvml_hostd.reports if m["report"] == "clean"), None))
+    assert report["body"]["lease_id"] == "lease-a1" and report["body"]["check"]["clean"]
+    assert await serves(nvml_hostd, uuid, "a3") == "0"
+
+
+async def test_a_process_under_a_direct_lease_is_explained_and_must_go_after_it(nvml_hostd, nvml):
+    uuid = nvml.uuids()[1]
+    check = await nvml_hostd.ask("hold", lease_id="L1", fence=9, slots=[{"uuid": uuid}])
+    assert check["clean"]
+    worker = await asyncio.create_subprocess_exec("sleep", "100", env={"COTENANT_LEASE": "L1"})
+    try:
+        await until(lambda: b"sleep" in Path(f"/proc/{worker.pid}/cmdline").read_bytes())
+        nvml.use(1, worker.pid, mem="2G")
+        card = await nvml_hostd.card(uuid)
+        assert card.get("state", "ok") == "ok" and card["processes"][0]["lease_id"] == "L1"
+        check = await nvml_hostd.ask("unhold", lease_id="L1")
+        assert not check["clean"] and check["unclean"][0]["lease_id"] == "L1"
+        assert worker.returncode is None
+    finally:
+        worker.kill()
+        await worker.wait()
+    report = await until(lambda: next((m for m in nvml_hostd.reports if m["report"] == "clean"), None))
+    assert report["body"]["lease_id"] == "L1"
+
+
+async def test_a_card_whose_calls_hang_takes_only_itself_out(nvml_hostd, nvml):
+    uuids = nvml.uuids()
+    nvml.delay(2, "*", 20_000)
+    before = time.monotonic()
+    card = await nvml_hostd.card_in(uuids[2], "sick")
+    assert "does not answer" in card["reason"] and time.monotonic() - before < 10
+    facts = (await nvml_hostd.ask("cards"))["facts"]
+    assert facts["nvml"] == "hanging"
+    assert (await nvml_hostd.ask("beat", n=1)) == {"n": 1}
+    assert await serves(nvml_hostd, uuids[0], "a0") == "0"
+    assert (await refuses(nvml_hostd, uuids[2], "no")).code == "sick"
+    nvml.clear_faults()
+    await nvml_hostd.card_in(uuids[2], "ok", 40)
+    assert (await nvml_hostd.ask("cards"))["facts"].get("nvml", "ok") == "ok"
+
+
+async def test_a_driver_that_hangs_altogether_leaves_hostd_answering(nvml_hostd, nvml):
+    begun = await nvml_hostd.start("a1", ["sleep", "100"], nvml.uuids()[0])
+    nvml.delay(None, "nvmlDeviceGetCount", 15_000)
+    await nvml_hostd.card_in(nvml.uuids()[1], "sick")
+    assert (await nvml_hostd.ask("cards"))["facts"]["nvml"] == "hanging"
+    await nvml_hostd.start("cpu", ["sh", "-c", "exit 8"])
+    assert (await nvml_hostd.ended("cpu"))["exit"]["code"] == 8
+    os.kill(begun["pid"], 0)
+    nvml.clear_faults()
+    await nvml_hostd.card_in(nvml.uuids()[1], "ok", 40)
+    await nvml_hostd.stop("a1")
+    assert (await nvml_hostd.ended("a1"))["clean"]
+
+
+async def test_the_driver_goes_and_comes_back(nvml_hostd, nvml):
+    uuids = nvml.uuids()
+    begun = await nvml_hostd.start("a1", ["sleep", "100"], uuids[0])
+    nvml.unload_driver()
+    await nvml_hostd.card_in(uuids[1], "unverified")
+    assert (await nvml_hostd.ask("cards"))["facts"]["nvml"] == "no_driver"
+    assert (await refuses(nvml_hostd, uuids[1], "no")).code == "unverified"
+    await until(lambda: any(m["report"] == "facts" for m in nvml_hostd.reports), "a report of the driver's state")
+    os.kill(begun["pid"], 0)
+    nvml.load_driver()
+    await nvml_hostd.card_in(uuids[1], "ok")
+    assert await serves(nvml_hostd, uuids[1], "a2") == "1"
+
+
+async def test_indices_shift_after_a_reload_and_uuids_do_not(nvml_hostd, nvml):
+    uuids = nvml.uuids()
+    assert await serves(nvml_hostd, uuids[2], "before") == "2"
+    nvml.remove(0)
+    nvml.unload_driver()
+    await nvml_hostd.card_in(uuids[2], "unverified")
+    nvml.load_driver()
+    await nvml_hostd.card_in(uuids[2], "ok")
+    assert await serves(nvml_hostd, uuids[2], "after") == "1"
+    assert (await nvml_hostd.card(uuids[0]))["state"] == "lost"
+
+
+@pytest.mark.parametrize(
+    ("code", "word"), [(9, "no_driver"), (18, "version_mismatch"), (999, "error"), (12, "no_library")]
+)
+async def test_what_is_wrong_at_the_start_is_told_apart(tmp_path, nvml, nvml_libdir, code, word):
+    nvml.set(None, init_error=code)
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir)) as hostd:
+        assert hostd.welcome["facts"]["nvml"] == word and hostd.welcome["facts"]["nvml_message"]
+        assert hostd.cards == [] if "cards" in hostd.welcome else True
+        await hostd.start("cpu", ["sh", "-c", "exit 8"])
+        assert (await hostd.ended("cpu"))["exit"]["code"] == 8
+
+
+async def test_processes_that_cannot_be_told_make_a_card_unverified(nvml_hostd, nvml):
+    nvml.error(1, "nvmlDeviceGetComputeRunningProcesses", 3)
+    await nvml_hostd.card_in(nvml.uuids()[1], "unverified")
+    assert (await refuses(nvml_hostd, nvml.uuids()[1], "no")).code == "unverified"
+    assert await serves(nvml_hostd, nvml.uuids()[0], "a0") == "0"
+
+
+async def test_an_error_of_one_card_is_its_own(nvml_hostd, nvml):
+    nvml.error(1, "nvmlDeviceGetMemoryInfo", 999)
+    assert "Unknown" in (await nvml_hostd.card_in(nvml.uuids()[1], "sick"))["reason"]
+    nvml.error(2, "nvmlDeviceGetTemperature", 999)
+    card = await nvml_hostd.card(nvml.uuids()[2])
+    assert card.get("state", "ok") == "ok" and card.get("temperature_c") is None
+
+
+async def test_mig_instances_are_cards_of_their_own(tmp_path, nvml, nvml_libdir):
+    nvml.mig(3, ["1g.10gb", "3g.40gb"])
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir)) as hostd:
+        instances = [card for card in hostd.cards if card.get("mig_parent")]
+        assert len(hostd.cards) == 5 and [card["memory_mib"] for card in instances] == [10 * 1024, 40 * 1024]
+        assert {card["mig_parent"] for card in instances} == {nvml.uuid(3)}
+        assert await serves(hostd, instances[0]["uuid"], "a1") == instances[0]["uuid"]
+        await hostd.start("a2", ["printenv", "CUDA_VISIBLE_DEVICES"], nvml.uuids()[0], visible_by="uuid")
+        await hostd.ended("a2")
+        assert (await hostd.log_text("a2")).strip() == nvml.uuids()[0]
+
+
+async def test_a_second_hostd_sees_the_cards_that_the_first_has_leased(nvml_hostd, tmp_path, nvml, nvml_libdir):
+    uuids = nvml.uuids()
+    await nvml_hostd.start("a1", ["sleep", "100"], uuids[0])
+    await nvml_hostd.ask("hold", lease_id="L1", fence=99, slots=[{"uuid": uuids[1]}])
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir), name="second", lock_dir=nvml_hostd.locks) as second:
+        for number, uuid in enumerate(uuids[:2]):
+            assert (await refuses(second, uuid, f"no{number}")).code == "locked"
+        assert await serves(second, uuids[2], "yes") == "2"
+        # the shim keeps its card locked while its hostd is dead
+        await nvml_hostd.kill()
+        assert (await refuses(second, uuids[0], "no2")).code == "locked"
+        await nvml_hostd.again()
+        assert (await refuses(second, uuids[1], "no3")).code == "locked"
+        await nvml_hostd.stop("a1")
+        assert (await nvml_hostd.ended("a1"))["clean"]
+        await nvml_hostd.ask("unhold", lease_id="L1")
+        assert await serves(second, uuids[0], "yes2") == "0" and await serves(second, uuids[1], "yes3") == "1"
+        assert (await second.start("whole", ["true"], slots=(SlotRef(uuids[3]),)))["pid"]

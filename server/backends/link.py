@@ -51,6 +51,7 @@ class HostLink:
         self._retry = asyncio.Event()
         self._early: list[tuple[str, int, dict[str, Any]]] | None = []  # reports before welcome was dealt with
         self.welcomed: Welcome | None = None
+        self.tried = asyncio.Event()  # the first try has come to something: a welcome, a refusal, or no connection
 
     # ---- staying connected
 
@@ -76,6 +77,7 @@ class HostLink:
                 finally:
                     self._drop(writer)
             await self._events.lost(self.name, reason)
+            self.tried.set()
             delay = self._back_off_s[min(failures, len(self._back_off_s) - 1)]
             failures += 1
             self._retry.clear()
@@ -112,6 +114,7 @@ class HostLink:
             return False
         self.welcomed = welcome
         await self._events.welcome(self, welcome)
+        self.tried.set()
         # what was reported meanwhile is counted from the state that welcome has set
         early, self._early = self._early or [], None
         for name, seq, body in early:

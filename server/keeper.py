@@ -18,6 +18,7 @@ from cotenant.server.model.states import LinkState
 from cotenant.server.store import hosts as host_rows
 from cotenant.server.store import worlds
 from cotenant.server.store.db import Database
+from cotenant.server.waiting import Waiting
 
 _SLOT_STATES = frozenset(get_args(SlotState))
 
@@ -34,7 +35,8 @@ class Keeper:
         self._dirty_jobs: set[str] = set()
         self._dirty_leases: set[str] = set()
         self._hosts_dirty = True
-        self.asks: dict[str, Ask] = {}
+        self.waiting = Waiting()
+        self._undecided = True
         self.living: dict[str, Holding] = {}
         self.ended: dict[str, Holding] = {}
         self.uses: dict[SlotKey, tuple[str, str, str]] = {}
@@ -71,6 +73,7 @@ class Keeper:
 
     def observe_cards(self) -> None:
         """Cards or links were seen in another state."""
+        self._undecided = True
         self.version += 1
         for key, slot in self._base.items():
             self._slots[key] = self._with_state(key, slot)
@@ -103,12 +106,13 @@ class Keeper:
             raise
         living, ended, uses = held
         if everything:
-            self.asks, self.living, self.ended, self.uses = asks, living, ended, uses
+            self.living, self.ended, self.uses = living, ended, uses
+            self.waiting.clear()
             self._taken = {}
         else:
             for key in (*jobs, *leases):
-                self.asks.pop(key, None)
-            self.asks.update(asks)
+                if key not in asks:
+                    self.waiting.drop(key)
             for lease_id in leases:
                 self.living.pop(lease_id, None)
                 self.ended.pop(lease_id, None)
@@ -121,6 +125,9 @@ class Keeper:
             self.uses.update(uses)
             for slot_key in uses:
                 self._touch(slot_key)
+        for ask in asks.values():
+            self.waiting.put(ask)
+        self._undecided = self._undecided or everything or hosts or bool(leases)
         for slot_key, (_, lease_id, _) in uses.items():
             self._taken.setdefault(lease_id, set()).add(slot_key)
         self._gpu_ms = hours
@@ -215,16 +222,31 @@ class Keeper:
     def assume(self, ask_id: str | None, holding: Holding) -> None:
         """Count a grant that is being written as made, so that the next decision does not give it again."""
         self.version += 1
+        self._undecided = True
         if ask_id is not None:
-            self.asks.pop(ask_id, None)
+            self.waiting.drop(ask_id)
         self.living[holding.id] = holding
         self._taken[holding.id] = set(holding.slots)
         for key in holding.slots:
             self.uses[key] = ("held", holding.id, "")
             self._touch(key)
 
+    @property
+    def undecided(self) -> bool:
+        """Whether anything changed since `heads` that a pass could answer differently."""
+        return self._undecided or self.waiting.undecided
+
     def world(self) -> World:
-        """Everything that `decide` looks at."""
+        """Everything there is."""
+        return self._world(tuple(self.waiting.everyone()))
+
+    def heads(self) -> World:
+        """Everything that `decide` has to look at: of equal asks no more than could start, and one."""
+        self._undecided = False
+        free = sum(1 for slot in self._slots.values() if slot.state == "free")
+        return self._world(self.waiting.heads(free + 1))
+
+    def _world(self, asks: tuple[Ask, ...]) -> World:
         return World(
             hosts=self._hosts,
             slots=tuple(self._slots.values()),
@@ -232,7 +254,7 @@ class Keeper:
             owners=tuple(self._settings.owners.values()),
             holdings=tuple(self.living.values()),
             cleaning=tuple(self.ended.values()),
-            asks=tuple(self.asks.values()),
+            asks=asks,
             gpu_ms_24h=self._gpu_ms,
         )
 

@@ -110,9 +110,11 @@ class Loop:
         began = context.clock.monotonic_s()
         async with context.deciding:
             await context.keeper.refresh(now)
-            decided = decide(context.keeper.world(), now, context.policy)
-            changed = context.blockers.keys() ^ decided.blockers.keys()
-            context.blockers = dict(decided.blockers)
+            due = self._wake_at_ms is not None and self._wake_at_ms <= now
+            if not (due or context.keeper.undecided):
+                return  # what came stands behind equals that wait already
+            decided = decide(context.keeper.heads(), now, context.policy)
+            changed = context.keeper.waiting.answer(decided.blockers)
             self._wake_at_ms = decided.wake_at_ms
             for decision in decided.decisions:
                 if isinstance(decision, Start):
@@ -128,7 +130,7 @@ class Loop:
 
     def _start(self, decision: Start, now: int) -> None:
         context = self._context
-        ask = context.keeper.asks.get(decision.ask_id)
+        ask = context.keeper.waiting.get(decision.ask_id)
         if ask is None:
             return
         slots = [context.keeper.slot(key) for key in decision.slots]

@@ -255,7 +255,6 @@ class Leases:
             context.wake()
             if known is not None:
                 return replace(await self._views.get_lease(caller, known), deduplicated=True)
-            context.blockers.setdefault(ask.id, why)
             return await self._views.get_lease(caller, ask.id)
         raise self.refusal(caller, world, ask, why)
 

@@ -39,6 +39,14 @@ _EQUAL = attrgetter(
     "after",
 )
 """What makes two asks with equal needs wait for the same reasons."""
+_GROUP = attrgetter("kind", "needs", "resumed", "hours_ms")
+
+
+def equal_key(ask: Ask) -> tuple[object, ...]:
+    """What decides over an ask besides its id and its time: asks with one key are answered alike once the first waits."""
+    return (*_GROUP(ask), *_EQUAL(ask))
+
+
 _OWN = ("quota_owner", "quota_agent")
 
 

@@ -39,6 +39,10 @@ _SECRET_SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = (
         ),
     ),
 )
+#: All shapes in one, to leave the usual text alone after a single search.
+_ANY_SECRET = re.compile(
+    "|".join(f"(?{'i' if shape.flags & re.IGNORECASE else ''}:{shape.pattern})" for _, shape in _SECRET_SHAPES)
+)
 _SECRET_NAME = re.compile(r"(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL)S?$", re.IGNORECASE)
 # names that end like secrets and are not: tokenizers and counts are common in training
 _HARMLESS_NAME = re.compile(r"(?:MAX|NUM|N|PAD|EOS|BOS|UNK|MASK)_?TOKENS?$|TOKENIZERS?_", re.IGNORECASE)
@@ -47,6 +51,8 @@ MASK = "***"
 
 def clean(text: str, limit: int, *, newlines: bool = False) -> str:
     """`text` without control and format characters, cut to `limit` characters (an ellipsis marks the cut)."""
+    if text.isascii() and text.isprintable() and len(text) <= limit:
+        return text.strip()
     kept = "".join(
         c if (newlines and c == "\n") or c == "\t" or unicodedata.category(c) not in _UNWANTED else " "
         for c in text[: limit * 4]
@@ -61,6 +67,8 @@ def quoted(text: str, limit: int = 80) -> str:
 
 def find_secret(text: str) -> str | None:
     """What kind of credential `text` seems to hold, or None."""
+    if _ANY_SECRET.search(text) is None:
+        return None
     for what, shape in _SECRET_SHAPES:
         if shape.search(text):
             return what
@@ -82,6 +90,8 @@ def secret_name(name: str) -> bool:
 
 def mask(text: str) -> str:
     """`text` with what looks like a credential replaced by ***; used wherever foreign text is shown."""
+    if _ANY_SECRET.search(text) is None:
+        return text
     for _, shape in _SECRET_SHAPES:
         if shape.groups:
             text = shape.sub(lambda m: m.group(0).replace(m.group(1), MASK), text)

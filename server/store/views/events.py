@@ -32,7 +32,7 @@ class EventViews(View):
         """
         where: list[str] = ["1"]
         values: list[Any] = []
-        if since is not None and since.isdigit():
+        if since is not None and since.isascii() and since.isdigit() and len(since) <= 18:
             where.append("id > ?")
             values.append(int(since))
         elif since is not None:

@@ -178,7 +178,7 @@ class FleetViews(View):
                     gpus=ask.needs.gpus_min,
                     priority=PRIORITY_NAMES.get(ask.priority, str(ask.priority)),
                     waiting_s=max(0, (now - ask.queued_at_ms) // 1000),
-                    blocker=self._c.blockers[ask.id][0].code if self._c.blockers.get(ask.id) else "",
+                    blocker=why[0].code if (why := self._c.keeper.waiting.blockers(ask.id)) else "",
                 )
                 for ask in waiting[: checked_limit(limit, 500)]
             ]

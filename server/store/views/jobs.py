@@ -114,7 +114,7 @@ class JobViews(View):
         )
 
     def _blockers(self, row: sqlite3.Row) -> tuple[Blocker, ...]:
-        found: tuple[Blocker, ...] = self._c.blockers.get(row["id"], ())
+        found: tuple[Blocker, ...] = self._c.keeper.waiting.blockers(row["id"])
         if found:
             return found
         if row["state"] == "held":
@@ -122,15 +122,8 @@ class JobViews(View):
         return (Blocker("behind", "it has just been queued; the next pass decides", helps="ask again in a second"),)
 
     def _position(self, row: sqlite3.Row) -> int | None:
-        ask: Ask | None = self._c.keeper.asks.get(row["id"])
-        if ask is None:
-            return None
-        mine = (-ask.priority, not ask.resumed, ask.queued_at_ms, ask.id)
-        return 1 + sum(
-            1
-            for other in self._c.keeper.asks.values()
-            if other.pool == ask.pool and (-other.priority, not other.resumed, other.queued_at_ms, other.id) < mine
-        )
+        ask: Ask | None = self._c.keeper.waiting.get(row["id"])
+        return None if ask is None else 1 + self._c.keeper.waiting.ahead(ask)
 
     def _task(self, row: sqlite3.Row) -> a.TaskAnswer:
         final = row["state"] in JOB_FINAL

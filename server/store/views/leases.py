@@ -107,7 +107,7 @@ class LeaseViews(View):
             pickup_by=iso_or_none(row["pickup_by_ms"]) if living else None,
             ended_at=iso_or_none(row["ended_at_ms"]),
             end_reason=row["end_reason"],
-            blockers=[blocker_answer(b) for b in self._c.blockers.get(row["id"], ())]
+            blockers=[blocker_answer(b) for b in self._c.keeper.waiting.blockers(row["id"])]
             if row["state"] == "queued"
             else [],
             env=self._env(row, held) if mine and living and row["kind"] == "direct" else None,

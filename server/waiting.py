@@ -1,0 +1,127 @@
+"""The asks that wait, grouped by what decides over them, so that a pass looks at a few of each group.
+
+Asks that differ in nothing but their id and their time are answered alike once the first of them is blocked. With a
+thousand of them a pass would otherwise cost in proportion to the queue, at every start and every end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from cotenant.server.deciding.decide import equal_key
+from cotenant.server.deciding.world import Ask, Blocker
+
+GroupKey = tuple[object, ...]
+
+
+class _Group:
+    __slots__ = ("asks", "blockers", "order")
+
+    def __init__(self) -> None:
+        self.order: list[tuple[int, str]] = []  # (queued_at_ms, id), sorted
+        self.asks: dict[str, Ask] = {}
+        self.blockers: tuple[Blocker, ...] = ()
+
+
+class Waiting:
+    """All waiting asks by id, and the heads of each group of equal ones."""
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupKey, _Group] = {}
+        self._key_of: dict[str, GroupKey] = {}
+        self._looked_at = 0  # how many of each group the last pass saw
+        self.undecided = True  # something changed that the last pass did not see and that may change its answer
+
+    def __len__(self) -> int:
+        return len(self._key_of)
+
+    def __contains__(self, ask_id: str) -> bool:
+        return ask_id in self._key_of
+
+    def get(self, ask_id: str) -> Ask | None:
+        key = self._key_of.get(ask_id)
+        return None if key is None else self._groups[key].asks[ask_id]
+
+    def everyone(self) -> Iterable[Ask]:
+        for group in self._groups.values():
+            yield from group.asks.values()
+
+    def put(self, ask: Ask) -> None:
+        """Add an ask, or replace the one with its id."""
+        key = equal_key(ask)
+        if self._key_of.get(ask.id) == key:
+            group = self._groups[key]
+            if group.asks[ask.id].queued_at_ms == ask.queued_at_ms:
+                group.asks[ask.id] = ask
+                return
+        self.drop(ask.id)
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = _Group()
+        place = (ask.queued_at_ms, ask.id)
+        if not found.blockers or bisect_left(found.order, place) < self._looked_at:
+            self.undecided = True
+        insort(found.order, place)
+        found.asks[ask.id] = ask
+        self._key_of[ask.id] = key
+
+    def drop(self, ask_id: str) -> None:
+        """Take an ask out; one that is not there is no mistake."""
+        key = self._key_of.pop(ask_id, None)
+        if key is None:
+            return
+        group = self._groups[key]
+        ask = group.asks.pop(ask_id)
+        place = bisect_left(group.order, (ask.queued_at_ms, ask_id))
+        del group.order[place]
+        if place < self._looked_at:
+            self.undecided = True
+        if not group.order:
+            del self._groups[key]
+
+    def clear(self) -> None:
+        self._groups.clear()
+        self._key_of.clear()
+        self.undecided = True
+
+    def heads(self, count: int) -> tuple[Ask, ...]:
+        """The first `count` of each group. No more than that can start while `count` slots are free, so the rest waits."""
+        self._looked_at = count
+        self.undecided = False
+        return tuple(group.asks[ask_id] for group in self._groups.values() for _, ask_id in group.order[:count])
+
+    def answer(self, blockers: dict[str, tuple[Blocker, ...]]) -> list[str]:
+        """Keep what a pass over the heads said; returns ids of asks whose main reason is another one now."""
+        changed: list[str] = []
+        for group in self._groups.values():
+            said: tuple[Blocker, ...] = ()
+            for _, ask_id in group.order[: self._looked_at]:
+                if (found := blockers.get(ask_id)) is not None:
+                    said = found
+                    break
+            if [b.code for b in said[:1]] != [b.code for b in group.blockers[:1]]:
+                changed.extend(ask_id for _, ask_id in group.order[:100])
+            group.blockers = said
+        return changed
+
+    def blockers(self, ask_id: str) -> tuple[Blocker, ...]:
+        """Why this ask waits, as of the last pass; empty while it has not been looked at."""
+        key = self._key_of.get(ask_id)
+        return () if key is None else self._groups[key].blockers
+
+    def ahead(self, ask: Ask) -> int:
+        """How many asks of the same pool come before this one: by priority, resumed victims first, then time."""
+        mine = (-ask.priority, not ask.resumed)
+        place = (ask.queued_at_ms, ask.id)
+        count = 0
+        for group in self._groups.values():
+            first = next(iter(group.asks.values()))
+            if first.pool != ask.pool:
+                continue
+            theirs = (-first.priority, not first.resumed)
+            if theirs < mine:
+                count += len(group.order)
+            elif theirs == mine:
+                count += bisect_left(group.order, place)
+        return count

@@ -52,7 +52,7 @@ class CheckpointSpec(_Strict):
     """How the job saves its progress. Recorded; used when attempts resume."""
 
     dir: str = Field(description="directory on the host that holds checkpoints")
-    interval_s: int | None = Field(default=None, ge=1, description="seconds between saves")
+    interval_s: int | None = Field(default=None, ge=1, le=24 * 31 * 3600, description="seconds between saves")
     resume_arg: str | None = Field(
         default=None, description="argument that takes the checkpoint's path, e.g. --resume={path}"
     )
@@ -110,7 +110,7 @@ class JobSpec(_Strict):
     checkpoint: CheckpointSpec | None = Field(default=None, description="where and how it saves its progress")
     on_host_loss: Literal["wait", "failover"] = "wait"
     stop_grace_s: int = Field(default=10, ge=0, le=3600, description="seconds between TERM and KILL")
-    max_suspend_h: int = Field(default=24, ge=0)
+    max_suspend_h: int = Field(default=24, ge=0, le=24 * 31)
     runner: Literal["process", "podman", "docker", "apptainer"] = "process"
     image: str | None = None
     code: dict[str, Any] | None = None

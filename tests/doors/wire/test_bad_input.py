@@ -252,3 +252,64 @@ async def test_frames_that_are_not_frames(server: Any, tokens: dict[str, str]) -
     assert status == 200 and body["result"]["isError"] is True
     async with server.client(tokens["alice"]) as alice:
         assert (await alice.call("quota_status"))["me"]["leases"] == []
+
+
+NUMBERS = [
+    "9" * 30,
+    "9" * 400,
+    "-1",
+    "²",
+    "0x10",
+    "1e400",
+    "9223372036854775808",
+    "2026-13-45T99:99:99Z",
+    "0001-01-01T00:00:00Z",
+    "9999-12-31",
+]
+TEXTS = [
+    (tool, name)
+    for tool in tools.ALL
+    for name, schema in full_schema(tool).items()
+    if "string" in accepted_kinds(schema)
+    and name not in ("request_id", "reason", "purpose", "command", "name", "project", "experiment")
+]
+
+
+async def test_no_text_in_any_argument_is_a_bug_of_ours(server: Any, tokens: dict[str, str]) -> None:
+    """Cursors, times, filters, ids and names: done or refused in words, never an internal error; nothing is changed."""
+    async with server.client(tokens["alice"]) as alice:
+        before = (await alice.call("list_events", limit=500))["cursor"]
+        for tool, name in TEXTS:
+            for value in (*NASTY[:5], *NUMBERS):
+                arguments = {**complete(tool), name: value}
+                if tool.name == "submit_job":
+                    arguments["dry_run"] = True
+                result = await alice.client.call_tool(tool.name, arguments)
+                if result.is_error:
+                    text = result.content[0].text  # type: ignore[union-attr]
+                    assert not text.startswith("internal_error"), (tool.name, name, value)
+                    assert len(text) < 4000
+                elif tool.name == "acquire_lease":
+                    await alice.call("release_lease", lease_id=result.structured_content["lease_id"])
+                    raise AssertionError(f"{name}={value!r} got a lease")
+        await nothing_by(alice, before, "alice-agent")
+
+
+LIMITS = [
+    (tool, name, schema)
+    for tool in tools.ALL
+    for name, schema in full_schema(tool).items()
+    if accepted_kinds(schema) & {"integer", "number"}
+]
+
+
+async def test_numbers_beyond_reason_are_refused(server: Any, tokens: dict[str, str]) -> None:
+    async with server.client(tokens["alice"]) as alice:
+        before = (await alice.call("list_events", limit=500))["cursor"]
+        for tool, name, _ in LIMITS:
+            for value in (-1, 2**63, -(2**63) - 1, 10**400, 1e308):
+                if isinstance(value, float) and tool.name == "submit_job" and name == "gpus":
+                    continue
+                text = await alice.refused(tool.name, **{**complete(tool), name: value})
+                assert text.startswith("invalid_arguments: "), (tool.name, name, value, text)
+        await nothing_by(alice, before, "alice-agent")

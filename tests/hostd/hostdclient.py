@@ -284,9 +284,9 @@ class Hostd:
         def found() -> dict[str, Any] | None:
             for message in self.reports:
                 body = message["body"]
-                if message["report"] == "attempt" and body["attempt_id"] == attempt_id:
-                    if body["state"] in ("exited", "lost", "never"):
-                        return body
+                ends = ("exited", "lost", "never")
+                if message["report"] == "attempt" and body["attempt_id"] == attempt_id and body["state"] in ends:
+                    return body
             return None
 
         return await until(found, f"the end of {attempt_id}", deadline_s)

@@ -78,8 +78,7 @@ def test_the_last_lines_of_a_log_of_many_blocks(tmp_path):
 def test_the_cap_frees_the_oldest_part_and_keeps_offsets(tmp_path):
     log = tmp_path / "log"
     with open(log, "ab", buffering=0) as writer:
-        for number in range(60_000):
-            writer.write(b"%99d\n" % number)
+        writer.writelines(b"%99d\n" % number for number in range(60_000))
         size = log.stat().st_size
         assert logs.cap(str(log), 1 << 20)
         assert not logs.cap(str(log), 1 << 20), "nothing more to free"

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: How long writes of clients that have gone may take at the end.
+FINISH_S = 1.0
+
 #: hostd starts in well under a second; a driver that hangs may keep it longer.
 FIRST_CONTACT_S = 10.0
 
@@ -160,6 +163,7 @@ class App:
                 self.stop()
         finally:
             unsubscribe()
+            await self._handlers.finish(FINISH_S)
             await self._watching.join()
 
     async def _serve_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -150,7 +150,7 @@ async def list_jobs(
     core=True,
     output=(JobAnswer, LeaseAnswer),
     brief=True,
-    extra_output={"done": {"type": "boolean"}, "waited_s": {"type": "number"}},
+    extra_output={"done": {"type": "boolean"}, "waited_s": {"type": "number"}, "cursor": {"type": "string"}},
 )
 async def wait_job(
     call: Call,
@@ -163,10 +163,12 @@ async def wait_job(
     """Wait until a job ends, or until a queued lease is granted. Better than asking again and again.
 
     Returns early when it happens, else after max_wait_s with where things stand: done says which. Not done is no
-    error: call it again, or do something else meanwhile. Ending the wait never ends the job. Many clients give a call
+    error: call it again, or do something else meanwhile; list_events(since=cursor) tells what happened during the wait.
+    Ending the wait never ends the job. Many clients give a call
     up after 60 s, so stay below that unless you know better.
     """
     report = Reporter(call.peer, max_wait_s)
+    since = (await call.control.views.list_events(call.caller, limit=1)).cursor
     waiting: Any
     if job_id.startswith("lse_"):
         waiting = call.control.leases.wait(call.caller, job_id, max_wait_s, report.relay)
@@ -179,7 +181,7 @@ async def wait_job(
         exc.data = {**exc.data, "job_id": job_id}
         raise
     done = answer.state in _FINAL if isinstance(answer, JobAnswer) else answer.state != LeaseState.QUEUED
-    return {**plain(answer), "done": done, "waited_s": round(report.elapsed_s(), 1)}
+    return {**plain(answer), "done": done, "waited_s": round(report.elapsed_s(), 1), "cursor": since}
 
 
 @tool(title="Cancel a job", scope="write", core=True, destructive=True, idempotent=True)

@@ -70,6 +70,7 @@ class McpEndpoint:
         self._watching = watching
         self._stopping = stopping
         self._old_watchers: dict[object, Watcher] = {}
+        self._writes: set[asyncio.Task[dict[str, Any]]] = set()
         self._listings: dict[tuple[bool, frozenset[str]], list[dict[str, Any]]] = {}
 
     def handlers(self) -> sdk.Handlers:
@@ -130,8 +131,27 @@ class McpEndpoint:
         caller = sdk.caller_of(ctx)
         self._control.auth.seen(caller, sdk.client_of(ctx))
         call = Call(caller, self._control, sdk.HttpPeer(ctx, params), self._stopping)
+        if tool.read_only:
+            return await self._do(tool, call, params.arguments or {})
+        # A client that goes away cancels its request. A write that has begun is brought to its end all the same: it has
+        # several steps, and half of one would be left for somebody to clean up.
+        work = asyncio.create_task(self._do(tool, call, params.arguments or {}))
+        self._writes.add(work)
+        work.add_done_callback(self._writes.discard)
+        return await asyncio.shield(work)
+
+    async def finish(self, within_s: float) -> None:
+        """Let writes whose clients have gone come to their end; what takes longer is cancelled."""
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=within_s)
+        for work in list(self._writes):
+            work.cancel()
+        await asyncio.gather(*self._writes, return_exceptions=True)
+
+    async def _do(self, tool: Tool, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+        """One call as its result; never raises but when it is cancelled."""
         try:
-            return results.success(await tool.function(call, **tool.parse(params.arguments or {})))
+            return results.success(await tool.function(call, **tool.parse(arguments)))
         except NeedsAnswer as asked:
             return sdk.question(asked)
         except CotenantError as exc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -20,6 +21,7 @@ from mcp.shared.exceptions import MCPError
 from cotenant.server import config
 from cotenant.server.app import allowed_hosts, build_app
 from cotenant.server.control.context import Changes
+from cotenant.server.errors import NotFound
 from cotenant.server.http import serving
 from cotenant.server.model.caller import Caller
 
@@ -131,3 +133,45 @@ def test_which_host_headers_are_ours(host: str, there: str, not_there: str) -> N
     settings = config.parse('[server]\nallowed_hosts = ["gpu.lan:8425"]', data_dir=Path("/nowhere"), host=host)
     names = allowed_hosts(settings)
     assert there in names and not_there not in names and "gpu.lan:8425" in names
+
+
+class Slow(Broken):
+    """A control plane whose lease takes until `go`; what was begun and what was done is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go, self.done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.leases = SimpleNamespace(release=self._release)
+
+    async def _release(self, *args: Any, **options: Any) -> Any:
+        self.begun.set()
+        await self.go.wait()
+        self.done.set()
+        raise NotFound("there is no such lease")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_write_is_brought_to_its_end_when_its_client_goes(stopped: bool) -> None:
+    control = Slow()
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+    params = {"name": "release_lease", "arguments": {"lease_id": "lse_1"}, "_meta": meta}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+    async with served(control) as url:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = (
+            f"POST /mcp HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer x\r\nContent-Type: application/json\r\n"
+            "Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\nMcp-Method: tools/call\r\n"
+            f"Mcp-Name: release_lease\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        await asyncio.wait_for(control.begun.wait(), 10)
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(0.1)  # the cancellation of the request has no sign that it has arrived
+        if stopped:  # the server ends meanwhile: it waits a moment
+            asyncio.get_running_loop().call_later(0.3, control.go.set)
+        else:
+            control.go.set()
+            await asyncio.wait_for(control.done.wait(), 10)
+    assert control.done.is_set()

@@ -51,13 +51,16 @@ def act(args: argparse.Namespace) -> int:
         listed = [{name: getattr(check, name) for name in ("check", "ok", "message", "hint")} for check in checks]
         show.as_json({"ok": not bad, "data_dir": data, "checks": listed})
         return EXIT_REFUSED if bad else 0
+    width = max(len(check.check) for check in checks)
     for check in checks:
         mark, colour = {True: ("ok  ", show.GREEN), False: ("BAD ", show.RED), None: ("note", show.YELLOW)}[check.ok]
-        show.out(f"{show.paint(mark, colour)}  {check.check:<12}  {show.harmless(check.message)}")
+        show.out(f"{show.paint(mark, colour)}  {check.check:<{width}}  {show.harmless(check.message)}")
         if check.hint and check.ok is not True:
-            show.out(f"{'':20}{show.harmless(check.hint)}")
+            show.out(f"{'':{width + 8}}{show.harmless(check.hint)}")
     show.out(
-        f"\n{len(bad)} of {len(checks)} checks found something wrong." if bad else f"\nAll {len(checks)} checks passed."
+        f"\n{len(bad)} of {len(checks)} checks found something wrong."
+        if bad
+        else f"\n{len(checks)} checks, nothing wrong."
     )
     return EXIT_REFUSED if bad else 0
 

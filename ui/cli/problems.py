@@ -22,6 +22,7 @@ class Problem(Exception):
     """Something to tell the person; the command ends with `exit_code`."""
 
     exit_code = EXIT_REFUSED
+    code = "failed"
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -29,11 +30,12 @@ class Problem(Exception):
 
     def record(self) -> dict[str, Any]:
         """The same for `--json`."""
-        return {"error": {"code": type(self).__name__.lower(), "message": self.text}}
+        return {"error": {"code": self.code, "message": self.text}}
 
 
 class Usage(Problem):
     exit_code = EXIT_USAGE
+    code = "usage"
 
 
 class ToolRefused(Problem):
@@ -49,13 +51,14 @@ class ToolRefused(Problem):
 
 
 class TokenRefused(Problem):
-    pass
+    code = "token_refused"
 
 
 class NoServer(Problem):
     """`refused` says that the machine answered and nothing listens there: the server is down, not merely out of reach."""
 
     exit_code = EXIT_NO_SERVER
+    code = "no_server"
 
     def __init__(self, text: str, *, refused: bool = False) -> None:
         super().__init__(text)
@@ -64,3 +67,4 @@ class NoServer(Problem):
 
 class Torn(Problem):
     exit_code = EXIT_NO_SERVER
+    code = "outcome_unknown"

@@ -66,7 +66,7 @@ def log_line(text: str) -> str:
 
 
 def table(rows: Iterable[Sequence[Any]], heads: Sequence[str], *, empty: str) -> None:
-    """Rows under heads, aligned; numbers to the right; the last column is cut to the terminal's width. `empty` if no rows."""
+    """Rows under heads, aligned; numbers to the right; on a terminal the widest give way to its width. `empty` if no rows."""
     cells = [[cell(value) for value in row] for row in rows]
     if not cells:
         out(empty)
@@ -77,10 +77,10 @@ def table(rows: Iterable[Sequence[Any]], heads: Sequence[str], *, empty: str) ->
     ]
     if sys.stdout.isatty():
         limit = columns(sys.stdout)
-        for i in sorted(range(len(widths)), key=lambda i: -widths[i]):  # the widest columns give way first
+        for i in sorted(range(1, len(widths)), key=lambda i: -widths[i]):  # ids stand first and are never cut
             over = sum(widths) + 2 * (len(widths) - 1) - limit
             if over > 0 and not right[i]:
-                widths[i] = max(len(heads[i]), 12, widths[i] - over)
+                widths[i] = max(len(heads[i]), 8, widths[i] - over)
     out(paint(_row(heads, widths, right), BOLD))
     for row in cells:
         out(_row(row, widths, right))

@@ -22,7 +22,7 @@ def test_without_a_server_it_is_3_and_says_how_to_start_one(own: Own) -> None:
         done = own(*words, code=3)
         assert "cotenant serve" in done.err
         assert "Traceback" not in done.err
-    assert own("status", "--json", code=3).json["error"]["code"] == "noserver"
+    assert own("status", "--json", code=3).json["error"]["code"] == "no_server"
 
 
 def test_tokens_are_made_listed_and_revoked_without_a_server_and_are_good_with_it(own: Own) -> None:

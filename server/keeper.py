@@ -67,6 +67,11 @@ class Keeper:
         """Whether the records list this card on this host (as of the last refresh)."""
         return (host, uuid, 0) in self._base
 
+    def holder_of(self, host: str, uuid: str) -> str | None:
+        """The living lease on the card's first share, or None (as of the last refresh)."""
+        use = self.uses.get((host, uuid, 0))
+        return use[1] if use is not None and use[0] == "held" else None
+
     def distrust(self) -> None:
         """Read everything anew before the next decision."""
         self._all_dirty = True

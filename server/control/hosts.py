@@ -48,6 +48,7 @@ class Hosts:
         self.take_over: set[str] = set()
         self.refusals: dict[str, tuple[str, str]] = {}
         self.seen_incarnation: dict[str, int] = {}
+        self._strangers: dict[str, frozenset[int]] = {}  # card -> pids that were named already
         self._checking: set[str] = set()
         self._floor_asked_s: dict[str, float] = {}
         self._forgettable: dict[str, set[str]] = {}  # host -> ended attempts that it may forget
@@ -329,11 +330,35 @@ class Hosts:
         if known is not None and known.host != host:
             return
         context.live.cards[card.uuid] = LiveCard(card, host, now - card.observed_ago_ms)
+        self._note_strangers(host, card, now)
         if known is None or known.state.state != card.state:
             context.keeper.observe_cards()
             context.wake()
             if known is not None or card.state != "ok":
                 self._card_changed(host, card, known.state.state if known else None, now)
+
+    def _note_strangers(self, host: str, card: CardState, now: int) -> None:
+        """Name whoever uses a leased card without its lease, once for each process. Nobody is signalled."""
+        lease_id = self._context.keeper.holder_of(host, card.uuid)
+        strangers = {
+            p.pid: p
+            for p in card.processes
+            if lease_id is not None and p.attempt_id is None and not p.resident and p.lease_id != lease_id
+        }
+        known = self._strangers.get(card.uuid, frozenset())
+        self._strangers[card.uuid] = frozenset(strangers)
+        for pid in sorted(strangers.keys() - known):
+            self._context.background_task(self._write_bypass(host, card.uuid, str(lease_id), strangers[pid], now))
+
+    async def _write_bypass(self, host: str, uuid: str, lease_id: str, process: CardProcess, now: int) -> None:
+        who = f"pid {process.pid} of {clean(process.user or 'an unknown user', 40)}"
+
+        def write(tx: Tx) -> None:
+            owner = leases.get(tx, lease_id)["owner"]
+            events.append(tx, "gpu.bypass", LOOP, now, owner=owner, severity="warning", lease_id=lease_id, host=host, gpu_uuid=uuid,
+                          reason=f"{who} uses the leased card without the lease", args={"memory_mib": process.memory_mib})  # fmt: skip
+
+        await self._context.db.write(write)
 
     def _card_changed(self, host: str, card: CardState, old: str | None, now: int) -> None:
         severity = "info" if card.state == "ok" else "critical" if card.state in ("sick", "lost") else "warning"

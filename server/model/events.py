@@ -14,7 +14,6 @@ EVENT_TYPES: dict[str, str] = {
     "lease.expired": "the lease ran out: ttl, hard end or missed pick-ups",
     "lease.revoked": "a person or the server took the lease back",
     "lease.withdrawn": "the claim was taken back before it was granted",
-    "lease.draining": "the lease finishes what it has and gets nothing new",
     "lease.offered": "the holder offers the lease or job to another caller",
     "lease.handed_over": "another caller took the lease over",
     "slot.cleaned": "the slots of an ended lease are free again",
@@ -42,11 +41,9 @@ EVENT_TYPES: dict[str, str] = {
     "host.refused": "a host refused this server: other cluster, or an older past",
     "host.amnesia": "a host lost its state directory",
     "host.taken_over": "a person moved the host to this server's present",
-    "host.mode": "a host's mode changed",
     "gpu.added": "a card was seen for the first time",
     "gpu.changed": "a card's state changed: sick, lost, occupied, well again",
     "gpu.bypass": "a process without the lease uses a leased card",
-    "pool.changed": "a pool's rules in the configuration changed",
 }
 
 SEVERITIES = ("info", "warning", "critical")

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,6 @@ from cotenant.server.ids import Ids
 from cotenant.server.mcp import sdk
 from cotenant.server.mcp.endpoint import McpEndpoint
 from cotenant.server.mcp.watching import Watching
-from cotenant.server.model.caller import LOOP
 from cotenant.server.services import announce, services, unannounce
 from cotenant.server.store.db import StoreRefused
 
@@ -48,9 +47,6 @@ log = logging.getLogger(__name__)
 
 #: How long writes of clients that have gone may take at the end.
 FINISH_S = 1.0
-
-#: hostd starts in well under a second; a driver that hangs may keep it longer.
-FIRST_CONTACT_S = 10.0
 
 #: At most 2 KB: clients cut it there. The most important thing first.
 INSTRUCTIONS = """\
@@ -236,7 +232,6 @@ async def _serve(settings: Settings) -> int:
                 app.stop()
                 server.stop()
 
-            await _first_contact(control, settings.hosts, stopping)
             watcher = asyncio.create_task(watch())
             try:
                 await server.serve(sockets=[sock])
@@ -245,18 +240,3 @@ async def _serve(settings: Settings) -> int:
                 await asyncio.gather(watcher, return_exceptions=True)
                 unannounce(settings.data_dir)
     return 0 if server.started else 1
-
-
-async def _first_contact(control: Control, hosts: Collection[str], stopping: asyncio.Event) -> None:
-    """Wait until the hosts have reported once: before that, every ask would be refused for lack of cards.
-
-    Not for ever: a host that does not come up is shown as such, and MCP has to answer all the same.
-    """
-    loop = asyncio.get_running_loop()
-    end = loop.time() + FIRST_CONTACT_S
-    while loop.time() < end and not stopping.is_set():
-        up = {host.host for host in (await control.views.list_hosts(LOOP)).hosts if host.link == "up"}
-        if up.issuperset(hosts):
-            return
-        await asyncio.sleep(0.02)
-    log.warning("not every host has reported within %s s; serving all the same", FIRST_CONTACT_S)

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: hostd on this machine is back within a second; nobody is spared by waiting longer.
 LOCAL_BACK_OFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: How long a start waits for the first word of this machine's hostd, which takes 0.3 s to start and has drivers to ask.
-FIRST_WORD_S: Final = 3.0
+FIRST_WORD_S: Final = 10.0
 LOCAL_TOKEN: Final = "local.token"
 SERVER_FILE: Final = "server.json"
 DATABASE: Final = "control.db"

@@ -153,16 +153,16 @@ class Agent:
             job = await self.call("get_job", job_id=job_id)
             return job if job["state"] in states else None
 
-        return await eventually(there)
+        job: dict[str, Any] = await self.eventually(there)
+        return job
 
-
-async def eventually(look: Callable[[], Awaitable[Any]], within_s: float = 20.0) -> Any:
-    """What `look` finds, tried until it finds something."""
-    end = time.monotonic() + within_s
-    while (found := await look()) is None:
-        assert time.monotonic() < end, f"not within {within_s} s"
-        await asyncio.sleep(0.05)
-    return found
+    async def eventually(self, look: Callable[[], Awaitable[Any]], within_s: float = 20.0) -> Any:
+        """What `look` finds, tried until it finds something."""
+        end = time.monotonic() + within_s
+        while (found := await look()) is None:
+            assert time.monotonic() < end, f"not within {within_s} s"
+            await asyncio.sleep(0.05)
+        return found
 
 
 @pytest.fixture(scope="package")

@@ -31,12 +31,22 @@ from cotenant.hostd.outbox import Outbox
 from cotenant.hostd.simulated import SimulatedCards
 from cotenant.hostd.state import State, StateError
 
+#: What _run returns when the same program shall start again in this process.
+AGAIN = -1
+
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run hostd; returns its exit status."""
     options = _parser().parse_args(argv)
     try:
-        return asyncio.run(_run(options))
+        status = asyncio.run(_run(options))
+        if status == AGAIN:
+            # All truth is on disk and attempts have their shims: starting over costs a moment of silence.
+            print("the driver was upgraded: starting over to load its library", file=sys.stderr, flush=True)
+            os.execv(
+                sys.executable, [sys.executable, "-m", "cotenant.hostd", *(sys.argv[1:] if argv is None else argv)]
+            )
+        return status
     except StateError as error:
         print(f"cotenant-hostd: {error}", file=sys.stderr)
         return 2
@@ -64,10 +74,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
     lock_directory = open_lock_directory(options.lock_dir or default_lock_directory())
     state = State(options.state, lock_directory)
     state.open()
@@ -79,6 +85,8 @@ async def _run(options: argparse.Namespace) -> int:
     locks = CardLocks(lock_directory, f"{os.geteuid()} {state.directory}")
     host = Host(state, cards, attempts, locks, residents, outbox.add)
     daemon = Daemon(options.socket, outbox)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, daemon.ended.set)
     host.adopt()
     await daemon.open(host)
     # What is loaded now stays: the collector need not look at it again, and small garbage may gather.
@@ -86,12 +94,13 @@ async def _run(options: argparse.Namespace) -> int:
     gc.freeze()
     print(f"ready {options.socket}", flush=True)
     try:
-        await ended.wait()
+        await daemon.ended.wait()
     finally:
+        again = cards.needs_new_process
         await daemon.close()
         await host.close()
         state.close()
-    return 0
+    return AGAIN if again else 0
 
 
 def _cards(simulated: int, state: State, attempts: Attempts) -> Cards:

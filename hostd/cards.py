@@ -65,6 +65,11 @@ class Cards(Protocol):
         """How the driver answered last."""
         ...
 
+    @property
+    def needs_new_process(self) -> bool:
+        """Whether only another process can see the cards again: the driver was upgraded under this one."""
+        ...
+
     def last(self) -> List[Sighting]:
         """The cards as last seen, in the driver's order. A card that has vanished stays, as lost."""
         ...
@@ -83,6 +88,7 @@ class NoCards:
 
     busy_interval_s: Optional[float] = None
     idle_interval_s: Optional[float] = None
+    needs_new_process = False
 
     def __init__(self, status: str, message: str) -> None:
         self._driver = Driver(status, message)

@@ -58,6 +58,7 @@ class Daemon:
         self._path = socket_path
         self._outbox = outbox
         self._host: Optional[Host] = None
+        self.ended = asyncio.Event()  # set when this process shall end
         self._control: Optional[Connection] = None
         self._server: Optional[asyncio.AbstractServer] = None
         self._pace: Optional[asyncio.Task[None]] = None
@@ -212,6 +213,8 @@ class Daemon:
                 if now >= looked + interval:
                     looked = now
                     cards = await self._guarded(host.sample())
+                    if host.cards.needs_new_process:
+                        self.ended.set()
                     if cards is not None:
                         self._telemetry({"cards": cards, "facts": host.facts()})
                         told = now

@@ -54,6 +54,7 @@ class NvmlCards:
         self._deadline_s = deadline_s
         self._driver = Driver("error", "the driver was not asked yet")
         self._last: Dict[str, Sighting] = {}
+        self._was_ok = False
         self._order: Dict[str, int] = {}
         self._reader: Optional[_Reader] = None
         self._stuck: List[_Reader] = []
@@ -62,6 +63,12 @@ class NvmlCards:
     @property
     def driver(self) -> Driver:
         return self._driver
+
+    @property
+    def needs_new_process(self) -> bool:
+        # The old library stays loaded for the life of the process, so this one can never speak to the new driver. Only
+        # after it once could: else the library on disk is the wrong one, and a new process would find the same.
+        return self._was_ok and self._driver.status == "version_mismatch"
 
     def last(self) -> List[Sighting]:
         return sorted(self._last.values(), key=lambda card: self._order.get(card.uuid, len(self._order)))
@@ -100,6 +107,7 @@ class NvmlCards:
             result = answer.result()
             self._take(result.cards)
             self._driver = result.driver
+            self._was_ok = self._was_ok or result.driver.status == "ok"
             if result.driver.status == "ok" and self._stuck:
                 self._driver = dataclasses.replace(
                     result.driver, status="hanging", message=f"no answer for {', '.join(sorted(hanging))}"

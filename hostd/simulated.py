@@ -24,6 +24,7 @@ class SimulatedCards:
 
     busy_interval_s: Optional[float] = None
     idle_interval_s: Optional[float] = None
+    needs_new_process = False
 
     def __init__(self, count: int, state_id: str, claims: Callable[[], List[Claim]]) -> None:
         space = uuid.uuid5(uuid.NAMESPACE_OID, f"cotenant/simulated/{state_id}")

@@ -305,9 +305,9 @@ class Hostd:
         return text
 
     async def card(self, uuid: str) -> dict[str, Any]:
-        """A fresh look at one card."""
+        """A fresh look at one card; one that hostd does not know is in state "missing"."""
         cards = (await self.ask("cards"))["cards"]
-        return next(card for card in cards if card["uuid"] == uuid)
+        return next((card for card in cards if card["uuid"] == uuid), {"state": "missing"})
 
     async def card_in(self, uuid: str, state: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Wait until the card is in `state` (the wire leaves "ok" out)."""

@@ -274,6 +274,27 @@ async def test_what_is_wrong_at_the_start_is_told_apart(tmp_path, nvml, nvml_lib
         assert (await hostd.ended("cpu"))["exit"]["code"] == 8
 
 
+async def test_after_an_upgrade_of_the_driver_hostd_starts_over_and_nothing_ends(nvml_hostd, nvml):
+    """The loaded library stays for the life of a process: only a new one can speak to the new driver."""
+    uuid = nvml.uuids()[0]
+    begun = await nvml_hostd.start("a1", ["sleep", "100"], uuid)
+    nvml.set(None, init_error=18)
+    nvml.unload_driver()
+    await nvml_hostd.card_in(uuid, "unverified")
+    nvml.load_driver()
+    link = nvml_hostd.link
+    await until(lambda: link.closed, "the old process's end")
+    line = await asyncio.wait_for(nvml_hostd.process.stdout.readline(), 30)
+    assert line.startswith(b"ready ")
+    welcome = await nvml_hostd.greet()
+    assert welcome["facts"]["nvml"] == "version_mismatch" and welcome["attempts"][0]["pid"] == begun["pid"]
+    nvml.set(None, init_error=None, driver="590.1")
+    await nvml_hostd.card_in(uuid, "ok")
+    assert (await nvml_hostd.ask("cards"))["facts"]["driver"] == "590.1"
+    await nvml_hostd.stop("a1")
+    assert (await nvml_hostd.ended("a1"))["exit"]["reason"] == "cancel"
+
+
 async def test_processes_that_cannot_be_told_make_a_card_unverified(nvml_hostd, nvml):
     nvml.error(1, "nvmlDeviceGetComputeRunningProcesses", 3)
     await nvml_hostd.card_in(nvml.uuids()[1], "unverified")

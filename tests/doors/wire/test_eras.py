@@ -9,6 +9,8 @@ import mcp_types as wire
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from cotenant import tools
+
 
 async def test_each_era_is_what_it_says(server: Any, tokens: dict[str, str], era: str) -> None:
     async with server.client(tokens["alice"], era) as agent:
@@ -278,3 +280,34 @@ async def test_every_state_filter_that_is_advertised_is_taken(server: Any, token
             for argument, schema in listed[name].items():
                 for value in next((item["enum"] for item in [schema, *schema.get("anyOf", [])] if "enum" in item), []):
                     await alice.call(name, **{argument: value})
+
+
+@pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
+def test_each_older_protocol_is_served_as_itself(server: Any, tokens: dict[str, str], version: str) -> None:
+    """By plain frames, as a client of that time sends them; the text alone must be enough for those that know no more."""
+
+    def ask(body: dict[str, Any], session: str | None) -> tuple[dict[str, Any], str]:
+        headers = {"Accept": "application/json, text/event-stream"}
+        if session is not None:
+            headers |= {"Mcp-Session-Id": session}
+            if version >= "2025-06-18":
+                headers["MCP-Protocol-Version"] = version
+        status, answer, got = server.post("/mcp", {"jsonrpc": "2.0", **body}, tokens["alice"], headers)
+        assert status in (200, 202), answer
+        if isinstance(answer, str):  # a stream of events
+            data = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: {")]
+            answer = json.loads(data[-1]) if data else {}
+        return answer, got.get("mcp-session-id", "")
+
+    hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}}
+    answer, session = ask({"id": 1, "method": "initialize", "params": hello}, None)
+    assert answer["result"]["protocolVersion"] == version and session
+    ask({"method": "notifications/initialized"}, session)
+    listed, _ = ask({"id": 2, "method": "tools/list"}, session)
+    assert len(listed["result"]["tools"]) == len(tools.ALL)
+    done, _ = ask({"id": 3, "method": "tools/call", "params": {"name": "quota_status", "arguments": {}}}, session)
+    assert json.loads(done["result"]["content"][0]["text"])["me"]["name"] == "alice-agent"
+    refused, _ = ask(
+        {"id": 4, "method": "tools/call", "params": {"name": "get_job", "arguments": {"job_id": "x"}}}, session
+    )
+    assert refused["result"]["isError"] is True and refused["result"]["content"][0]["text"].startswith("no_such_job: ")

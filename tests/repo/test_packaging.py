@@ -78,6 +78,7 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     assert modules_in(again) == modules_in(wheel)
 
 
+@pytest.mark.slow
 def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     home = tmp_path / "venv"
     venv.create(home, symlinks=True)  # without pip: the one that runs this installs

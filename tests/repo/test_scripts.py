@@ -175,6 +175,7 @@ def test_an_unknown_argument_is_refused() -> None:
     assert "unknown argument '--Dev'" in done.stderr
 
 
+@pytest.mark.slow
 def test_gpu_check_runs_a_job_and_leaves_nothing_behind(tmp_path: Path) -> None:
     if not (ROOT / ".venv" / ".cotenant-setup").exists():  # made by hand: gpu-check must not reinstall under our feet
         pytest.fail("run the tests through scripts/test, or scripts/setup --dev once")

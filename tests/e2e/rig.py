@@ -60,11 +60,15 @@ class Away(Exception):
 
 
 def until(look: Callable[[], Any], what: str = "", deadline_s: float = DEADLINE_S) -> Any:
-    """Poll `look` until it is true and return its value; fails with `what` after the deadline."""
-    end = time.monotonic() + deadline_s
+    """Poll `look` until it is true and return its value; fails with `what` after the deadline.
+
+    The pauses grow: what comes at once is seen at once, and what takes long is not slowed down by the polling.
+    """
+    end, pause = time.monotonic() + deadline_s, 0.002
     while not (value := look()):
         assert time.monotonic() < end, f"not within {deadline_s} s: {what or look}"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(0.1, pause * 1.5)
     return value
 
 

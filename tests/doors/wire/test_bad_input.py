@@ -275,6 +275,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.slow
 async def test_no_text_in_any_argument_is_a_bug_of_ours(server: Any, tokens: dict[str, str]) -> None:
     """Cursors, times, filters, ids and names: done or refused in words, never an internal error; nothing is changed."""
     async with server.client(tokens["alice"]) as alice:

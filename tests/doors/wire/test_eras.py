@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import mcp_types as wire
@@ -311,3 +312,20 @@ def test_each_older_protocol_is_served_as_itself(server: Any, tokens: dict[str, 
         {"id": 4, "method": "tools/call", "params": {"name": "get_job", "arguments": {"job_id": "x"}}}, session
     )
     assert refused["result"]["isError"] is True and refused["result"]["content"][0]["text"].startswith("no_such_job: ")
+
+
+async def test_the_cursor_of_a_wait_tells_what_happened_meanwhile(
+    server: Any, tokens: dict[str, str], era: str, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+
+    async def waiting_began(done: float, total: float | None, message: str | None) -> None:
+        go.touch()
+
+    async with server.client(tokens["alice"], era) as alice:
+        job = (await alice.call("submit_job", command=f"until [ -e {go} ]; do sleep 0.05; done", gpus=0))["job_id"]
+        wait = {"job_id": job, "max_wait_s": 40}
+        answer = (await alice.client.call_tool("wait_job", wait, progress_callback=waiting_began)).structured_content
+        assert answer["done"] is True
+        events = (await alice.call("list_events", since=answer["cursor"], job_id=job))["events"]
+        assert "job.succeeded" in [item["type"] for item in events]

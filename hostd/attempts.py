@@ -224,6 +224,7 @@ class Attempts:
         self._boot_id = boot_id
         self._directory = os.path.join(directory, "attempts")
         self._table: Dict[str, Attempt] = {}
+        self._alive: Dict[str, Attempt] = {}  # those of the table that live, and some that have just ended
         self._forgotten: Dict[str, str] = {}  # id -> base
         self._ready: List[Tuple[str, int]] = []  # base, and the record's descriptor
         self._next = 1
@@ -240,7 +241,10 @@ class Attempts:
         return self._table.get(attempt_id)
 
     def living(self) -> List[Attempt]:
-        return [attempt for attempt in self._table.values() if attempt.living]
+        # Looked at for every start, beside thousands that have ended and are not forgotten yet.
+        for attempt_id in [attempt_id for attempt_id, attempt in self._alive.items() if not attempt.living]:
+            del self._alive[attempt_id]
+        return list(self._alive.values())
 
     # ---- making
 
@@ -288,12 +292,13 @@ class Attempts:
         attempt = Attempt(spec.attempt_id, base, spec, self._boot_id, text)
         attempt.secrets, attempt.wants_secrets = dict(spec.secret_env), bool(spec.secret_env)
         attempt.accepted_at = accepted["accepted_at"]  # type: ignore[assignment]
-        self._table[attempt.id] = attempt
+        self._table[attempt.id] = self._alive[attempt.id] = attempt
         return attempt
 
     def discard(self, attempt: Attempt) -> None:
         """Undo `create` for a start that was refused before anything could run."""
         self._table.pop(attempt.id, None)
+        self._alive.pop(attempt.id, None)
         _remove(attempt.base)
 
     def bury(self, attempt_id: str) -> Attempt:
@@ -325,7 +330,7 @@ class Attempts:
             elif attempt.forgotten:
                 self._forgotten[attempt.id] = base
             else:
-                self._table[attempt.id] = attempt
+                self._table[attempt.id] = self._alive[attempt.id] = attempt
         return list(self._table.values())
 
     def _load_one(self, base: str) -> Optional[Attempt]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 from cotenant.hostd import processes
-from cotenant.hostd.attempts import Attempt
+from cotenant.hostd.attempts import Attempt, Attempts
 from cotenant.hostd.cards import OnCard, Sighting, ago_ms
 from cotenant.hostd.protocol import CardProcess, CardState, CleanCheck, SlotRef
 
@@ -27,7 +27,7 @@ class Judge:
 
     def __init__(
         self,
-        attempts: Iterable[Attempt],
+        attempts: Attempts,
         held_leases: Callable[[], Iterable[str]],
         residents: Sequence[str],
     ) -> None:
@@ -39,10 +39,12 @@ class Judge:
 
     def judge(self, sightings: Iterable[Sighting]) -> List[CardState]:
         """The cards as the server sees them."""
-        shims = {attempt.shim[0]: attempt for attempt in self._attempts if attempt.shim}
-        leaders = {attempt.pid: attempt for attempt in self._attempts if attempt.pid is not None}
+        # An ended attempt's leftovers are found by what their environment says.
+        alive = self._attempts.living()
+        shims = {attempt.shim[0]: attempt for attempt in alive if attempt.shim}
+        leaders = {attempt.pid: attempt for attempt in alive if attempt.pid is not None}
         held = frozenset(self._held_leases())
-        living = {attempt.id for attempt in self._attempts if attempt.living}
+        living = {attempt.id for attempt in alive}
         return [self._judge_one(sighting, shims, leaders, held, living) for sighting in sightings]
 
     def _judge_one(

@@ -583,7 +583,7 @@ def _same(known: str, fresh: str, attempt_id: str) -> None:
 def claims_of(attempts: Attempts) -> List[Tuple[int, Tuple[str, ...], int]]:
     """What living attempts claim of simulated cards: pid, uuids, MiB on each."""
     found = []
-    for attempt in attempts:
+    for attempt in attempts.living():
         if attempt.state in ("running", "stopping") and attempt.pid is not None and attempt.spec is not None:
             asked = attempt.spec.env.get("COTENANT_SIM_MEMORY_MIB", "0")
             found.append((attempt.pid, attempt.cards, int(asked) if asked.isdigit() else 0))

@@ -31,6 +31,7 @@ from cotenant.server.model.text import clean, quoted
 from cotenant.server.store import events, leases, meta, requests
 from cotenant.server.store.db import Tx
 from cotenant.server.store.views import Views
+from cotenant.server.store.views.base import blocker_answer
 from cotenant.server.store.worlds import needs_json
 
 log = logging.getLogger(__name__)
@@ -255,7 +256,9 @@ class Leases:
             context.wake()
             if known is not None:
                 return replace(await self._views.get_lease(caller, known), deduplicated=True)
-            return await self._views.get_lease(caller, ask.id)
+            answer = await self._views.get_lease(caller, ask.id)
+            # The pass that decides may not have looked yet; an ask that waits always says for what.
+            return replace(answer, blockers=[blocker_answer(b) for b in why]) if answer.state == "queued" else answer
         raise self.refusal(caller, world, ask, why)
 
     def refusal(self, caller: Caller, world: World, ask: Ask, why: tuple[Blocker, ...]) -> CotenantError:

@@ -56,6 +56,10 @@ def slot_answer(row: sqlite3.Row) -> a.SlotAnswer:
     )
 
 
+#: Until the pass that decides has looked: an ask that waits always says for what.
+JUST_QUEUED = Blocker("behind", "it has just been queued; the next pass decides", helps="ask again in a second")
+
+
 def blocker_answer(b: Blocker) -> a.BlockerAnswer:
     return a.BlockerAnswer(
         b.code, b.message, dict(b.numbers), dict(b.names), iso_or_none(b.until_ms), b.set_by, b.helps

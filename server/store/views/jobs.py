@@ -16,6 +16,7 @@ from cotenant.server.model.states import JOB_FINAL, TASK_STATUS, JobState
 from cotenant.server.model.text import clean, mask
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store.views.base import (
+    JUST_QUEUED,
     PRIORITY_NAMES,
     View,
     blocker_answer,
@@ -119,7 +120,7 @@ class JobViews(View):
             return found
         if row["state"] == "held":
             return (Blocker("held", row["held_reason"] or "on hold", helps="release_job lets it queue again"),)
-        return (Blocker("behind", "it has just been queued; the next pass decides", helps="ask again in a second"),)
+        return (JUST_QUEUED,)
 
     def _position(self, row: sqlite3.Row) -> int | None:
         ask: Ask | None = self._c.keeper.waiting.get(row["id"])

@@ -13,6 +13,7 @@ from cotenant.server.model.caller import Caller, owns
 from cotenant.server.model.text import clean, mask
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store.views.base import (
+    JUST_QUEUED,
     View,
     blocker_answer,
     checked_limit,
@@ -107,7 +108,7 @@ class LeaseViews(View):
             pickup_by=iso_or_none(row["pickup_by_ms"]) if living else None,
             ended_at=iso_or_none(row["ended_at_ms"]),
             end_reason=row["end_reason"],
-            blockers=[blocker_answer(b) for b in self._c.keeper.waiting.blockers(row["id"])]
+            blockers=[blocker_answer(b) for b in self._c.keeper.waiting.blockers(row["id"]) or (JUST_QUEUED,)]
             if row["state"] == "queued"
             else [],
             env=self._env(row, held) if mine and living and row["kind"] == "direct" else None,

@@ -317,6 +317,16 @@ def test_queue_waits_for_a_card_and_picks_it_up(live: Live, ending: list[subproc
     assert live.json("lease", "show", lease["lease_id"])["pickup_by"] is None, "it was picked up"
 
 
+def test_a_place_in_line_says_at_once_what_it_waits_for(live: Live) -> None:
+    """The answer used to come before the pass that decides, without a blocker."""
+    live.json("lease", "acquire", "--gpus", "2")
+    for _ in range(5):
+        claim = live.json("lease", "acquire", "--queue", "--no-wait")
+        assert (claim["state"], claim["blockers"][0]["code"]) == ("queued", "busy")
+        assert live.json("lease", "show", claim["lease_id"])["blockers"]
+        live("lease", "release", claim["lease_id"])
+
+
 def test_an_interrupted_wait_in_line_leaves_the_line(
     live: Live, ending: list[subprocess.Popen[str]], until: Until
 ) -> None:

@@ -11,6 +11,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def racer(race: Race, client: Client, name: str) -> None:
     while not race.over.is_set():
         number += 1
         try:
-            what = chance.choices(["acquire", "queue", "submit"], [75, 15, 10])[0]
+            what = chance.choices(["acquire", "queue", "submit"], [90, 6, 4])[0]
             if what == "submit":
                 job = call("submit_job", command=["true"], gpus=chance.choice([0, 1, 1, 2]), request_id=f"j{number}")
                 race.jobs += 1
@@ -128,7 +129,7 @@ def test_fifty_agents_race_for_eight_cards(rig: Rig) -> None:
         threads.append(threading.Thread(target=racer, args=(race, Client(server, made["token"]), name), name=name))
     looker = server.client("looker")
     waits = []
-    began = time.monotonic()
+    began, spent = time.monotonic(), cpu_s(server)
     for thread in threads:
         thread.start()
     while time.monotonic() < began + RACE_S:
@@ -140,9 +141,9 @@ def test_fifty_agents_race_for_eight_cards(rig: Rig) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), f"{thread.name} hangs"
-    took = time.monotonic() - began
+    took, spent = time.monotonic() - began, cpu_s(server) - spent
     assert not race.wrong, (len(race.wrong), race.wrong[:10])
-    assert race.grants > 20 * RACE_S, race.grants
+    assert race.grants > 4 * RACE_S, (race.grants, race.refusals, race.jobs)
     until(lambda: not looker.call("list_jobs", state="active")["jobs"], "all jobs end")
     until(lambda: looker.call("list_gpus")["free"] == CARDS, "every card is free again")
     granted = replay(server, humans)
@@ -150,7 +151,15 @@ def test_fifty_agents_race_for_eight_cards(rig: Rig) -> None:
     assert max(waits) < 5, f"the server did not answer for {max(waits):.1f} s"
     print(f"{AGENTS} agents, {CARDS} cards, {took:.1f} s: {race.grants / took:.0f} direct grants/s, {granted / took:.0f} grants/s"
           f" in all, {race.calls / took:.0f} calls/s, {race.jobs} jobs, {race.refusals} refusals; an onlooker's quota_status"
-          f" p50 {statistics.median(waits) * 1000:.0f} ms, worst {max(waits) * 1000:.0f} ms; slowest call {race.slowest_s:.2f} s")  # fmt: skip
+          f" p50 {statistics.median(waits) * 1000:.0f} ms, worst {max(waits) * 1000:.0f} ms; slowest call {race.slowest_s:.2f} s;"
+          f" server CPU {1000 * spent / race.calls:.1f} ms a call, {100 * spent / took:.0f} % of a core")  # fmt: skip
+
+
+def cpu_s(server: Server) -> float:
+    """Of the server's process so far."""
+    assert server.process is not None
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def replay(server: Server, humans: set[str]) -> int:

@@ -85,14 +85,9 @@ def wait_for_request(requests: socket.socket, taken: int) -> None:
     _prctl(_PR_SET_NAME, b"cotenant-shim", 0, 0, 0)
     wake = _catch_signals()
     _rehearse()
-    # CPython's recv_fds does not hand its flags on, so close-on-exec is set by hand: a command that inherited the lock
-    # would keep it beyond its shim's death.
-    data, fds, _flags, _address = socket.recv_fds(requests, 1 << 18, 32)
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    if not data:
+    request, fds = _receive(requests)
+    if request is None:
         return
-    request = json.loads(data)
 
     def free_the_place() -> None:
         with contextlib.suppress(OSError):  # the warm parent may have died meanwhile; that must not end this attempt
@@ -100,13 +95,45 @@ def wait_for_request(requests: socket.socket, taken: int) -> None:
         os.close(taken)
         requests.close()
 
-    try:
-        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds[1])
-        Shim(request["base"], request["secrets"], control, wake).run(free_the_place)
-    except BaseException:  # noqa: BLE001 (the process ends here; this is its only word)
-        # Nobody reads this process's stderr; what went wrong must be found beside the attempt.
-        with open(request["base"] + ".error", "a", encoding="utf-8") as file:
-            file.write(traceback.format_exc())
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds.pop(1))
+    started: Callable[[], None] = free_the_place
+    while request is not None:
+        try:
+            whole = Shim(request["base"], request["secrets"], control, wake).run(started)
+        except BaseException:  # noqa: BLE001 (the process ends here; this is its only word)
+            # Nobody reads this process's stderr; what went wrong must be found beside the attempt.
+            with open(request["base"] + ".error", "a", encoding="utf-8") as file:
+                file.write(traceback.format_exc())
+            return
+        if not whole:
+            return
+        # Nothing of the attempt is left, so this process can keep the next one: that saves a fork and its page copies,
+        # most of what an attempt costs. hostd says no by closing the socket.
+        for fd in fds:
+            os.close(fd)
+        try:
+            control.setblocking(True)
+            control.send(b"i")
+            request, fds = _receive(control)
+        except OSError:
+            return
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 65536)  # what was signalled between two attempts was meant for neither
+        started = _nothing
+
+
+def _nothing() -> None:
+    """No place has to be freed by a shim that has kept an attempt before."""
+
+
+def _receive(source: socket.socket) -> Tuple[Optional[Dict[str, Any]], List[int]]:
+    """A request and its descriptors, or None when hostd is gone."""
+    # CPython's recv_fds does not hand its flags on, so close-on-exec is set by hand: a command that inherited the lock
+    # would keep it beyond its shim's death.
+    data, fds, _flags, _address = socket.recv_fds(source, 1 << 18, 32)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return (json.loads(data) if data else None), fds
 
 
 def _catch_signals() -> int:
@@ -159,13 +186,18 @@ class Shim:
 
     # ---- from the request to the running command
 
-    def run(self, started: Callable[[], None]) -> None:
-        """Keep the attempt to its end; `started` is called once its command was started."""
+    def run(self, started: Callable[[], None]) -> bool:
+        """Keep the attempt to its end; `started` is called once its command was started.
+
+        True when nothing of it is left, False when something survived even KILL.
+        """
         self.record = os.open(self.base + ".record", os.O_RDWR | os.O_APPEND)
         first, *later = self._read_record()
         self.spec: Dict[str, Any] = first["spec"]
         if any("tombstone" in line for line in later):
-            return  # a stop came between the request and here; without `began` it counts as never started
+            os.close(self.record)
+            started()
+            return True  # a stop came between the request and here; without `began` it counts as never started
         env = dict(os.environ)
         env.update(self.spec.get("env", {}))
         env.update(self.secrets)
@@ -179,9 +211,14 @@ class Shim:
         started()
         if failure is not None:
             self.ended = _now()
-            self._finish({"exec_error": failure})
-            return
-        self._wait_for_end()
+            gone = self._finish({"exec_error": failure})
+        else:
+            gone = self._wait_for_end()
+        os.close(self.record)
+        if self.terminal is not None:
+            os.close(self.terminal)
+            os.close(self.out)
+        return gone
 
     def _spawn(self, env: Dict[str, str]) -> Optional[str]:
         """Start the command; returns what went wrong, or None. Effects: the line `began`."""
@@ -246,7 +283,7 @@ class Shim:
 
     # ---- while it runs
 
-    def _wait_for_end(self) -> None:
+    def _wait_for_end(self) -> bool:
         poll = select.poll()
         poll.register(self.wake, select.POLLIN)
         if self.terminal is not None:
@@ -278,7 +315,7 @@ class Shim:
             while self._relay():
                 pass
         assert self.status is not None
-        self._finish(_outcome(self.status))
+        return self._finish(_outcome(self.status))
 
     def _timeout_ms(self, limit_at: Optional[float], now: float) -> Optional[int]:
         if self.killed_at is not None:
@@ -386,13 +423,15 @@ class Shim:
 
     # ---- the end
 
-    def _finish(self, outcome: Dict[str, Any]) -> None:
+    def _finish(self, outcome: Dict[str, Any]) -> bool:
+        """Write down the end; True when nothing of the attempt survived."""
         record = self._record(outcome)
         # hostd is told first, so that the sync is not on the road of the answer. Whoever acts on it has a copy then;
         # a power cut before the sync shows the attempt as lost, which is the truth of a cut a millisecond earlier.
         self._tell(b"e " + json.dumps(record).encode())
         self._write({"exit": record})
         os.fdatasync(self.record)
+        return not record["survivors"]
 
     def _record(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
         ended = self.ended if self.ended is not None else _now()

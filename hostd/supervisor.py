@@ -31,6 +31,9 @@ RESUME_START_WITHIN_S = 300.0
 HAND_OVER_TRIES = 5
 #: Between TERM and KILL for what a dead shim left behind, where the spec does not say.
 ORPHAN_GRACE_S = 10.0
+#: How many shims wait for another attempt when theirs is over, and how long.
+IDLE_SHIMS = 2
+IDLE_SHIM_S = 5.0
 
 
 class Supervisor:
@@ -54,6 +57,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._warm: Optional[socket.socket] = None
         self._warm_pid = 0
+        self._idle: List[socket.socket] = []  # shims whose attempt is over, ready for another
         self._closed = False
         self._tasks: Set[asyncio.Task[None]] = set()
 
@@ -131,6 +135,16 @@ class Supervisor:
         raise Refused("storage", "no process could be made to keep the attempt; see the log of hostd on this host")
 
     def _hand_over(self, attempt: Attempt, lock: int, locks: List[int]) -> None:
+        request = json.dumps({"base": attempt.base, "secrets": attempt.secrets}).encode()
+        if self._idle:
+            control = self._idle.pop()
+            self._loop.remove_reader(control)
+            attempt.control = control
+            self._loop.add_reader(control, self._heard, attempt, control)
+            with contextlib.suppress(OSError):  # it has died: _heard reads the end of its socket, and it is tried again
+                socket.send_fds(control, [request], [lock, *locks])
+            os.close(lock)
+            return
         self.start_warm()
         assert self._warm is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -138,7 +152,6 @@ class Supervisor:
         attempt.control = ours
         self._loop.add_reader(ours, self._heard, attempt, ours)
         try:
-            request = json.dumps({"base": attempt.base, "secrets": attempt.secrets}).encode()
             socket.send_fds(self._warm, [request], [lock, theirs.fileno(), *locks])
         except OSError:
             pass  # closing `theirs` below tells _heard that nobody took it; it is tried again
@@ -147,7 +160,7 @@ class Supervisor:
             theirs.close()
 
     def _heard(self, attempt: Attempt, control: socket.socket) -> None:
-        """A word from the shim: p and four numbers (it runs), e record (it is over), or the end of the shim itself."""
+        """A word from the shim: p and four numbers (it runs), e record (it is over), i (it is idle), or its own end."""
         try:
             message = control.recv(1 << 20)
         except BlockingIOError:
@@ -163,12 +176,24 @@ class Supervisor:
         elif message[:1] == b"e":
             attempt.take_exit(json.loads(message[2:]))
             self._end(attempt, "exited")
-        elif not message:
+        else:
             self._loop.remove_reader(control)
-            control.close()
             attempt.control = None
+            if message and not self._closed and len(self._idle) < IDLE_SHIMS:
+                self._idle.append(control)
+                self._loop.add_reader(control, self._dismiss, control)
+                self._loop.call_later(IDLE_SHIM_S, self._dismiss, control)
+            else:
+                control.close()
             if attempt.living:
                 self._spawn(self._shim_gone(attempt))
+
+    def _dismiss(self, control: socket.socket) -> None:
+        """Let an idle shim end; also called when it has died by itself."""
+        if control in self._idle:
+            self._idle.remove(control)
+            self._loop.remove_reader(control)
+            control.close()
 
     def _answer(self, attempt: Attempt) -> None:
         if attempt.taken is not None and not attempt.taken.done():
@@ -404,6 +429,8 @@ class Supervisor:
                 self._loop.remove_reader(attempt.control)
                 attempt.control.close()
                 attempt.control = None
+        for control in list(self._idle):
+            self._dismiss(control)
         if self._warm is not None:
             self._loop.remove_reader(self._warm)
             self._warm.close()

@@ -262,3 +262,31 @@ async def test_a_new_host_beside_another_hostds_jobs_needs_no_floor(hostd, tmp_p
     await hostd.start("a1", ["sleep", "100"])
     async with Hostd(tmp_path, simulate=1, name="second") as second:
         assert not second.welcome["needs_floor"]
+
+
+async def test_a_shim_keeps_one_attempt_after_another_and_carries_nothing_over(hostd, tmp_path):
+    await hostd.start(
+        "a1", ["sh", "-c", "pwd"], env={"MINE": "1"}, secret_env={"S": "2"}, workdir=str(tmp_path), pty=True
+    )
+    await hostd.ended("a1")
+    first = (await shim_of(hostd, "a1"))[2]
+    await until(lambda: Path(f"/proc/{first}/wchan").exists() and len(os.listdir(f"/proc/{first}/fd")) <= 6, "idle")
+    begun = await hostd.start("a2", ["sh", "-c", "pwd; env; sleep 100"])
+    await hostd.printed("a2", "COTENANT_ATTEMPT=a2")
+    text = await hostd.log_text("a2")
+    assert "MINE=" not in text and "\nS=" not in text and not text.startswith(str(tmp_path))
+    second = (await shim_of(hostd, "a2"))[2]
+    assert second == first, "the shim of a1 was idle"
+    assert sorted(os.listdir(f"/proc/{begun['pid']}/fd")) == ["0", "1", "2"]
+    await hostd.stop("a2")
+    assert (await hostd.ended("a2"))["exit"]["reason"] == "cancel"
+    assert "reason" not in (await hostd.probe("a1"))["exit"]
+    await until(lambda: not Path(f"/proc/{first}").exists(), "the idle shim's end when nothing comes")
+
+
+async def test_an_idle_shim_that_died_costs_no_start(hostd):
+    for number in range(5):
+        await hostd.start(f"a{number}", ["sh", "-c", f"exit {number + 1}"])
+        assert (await hostd.ended(f"a{number}"))["exit"]["code"] == number + 1
+        with contextlib.suppress(ProcessLookupError):
+            os.kill((await shim_of(hostd, f"a{number}"))[2], signal.SIGKILL)

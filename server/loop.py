@@ -168,7 +168,8 @@ class Loop:
 
     async def _requeue(self, lease_id: str, refused: HostRefused | None = None) -> None:
         if await placing.requeue_claim(self._context, lease_id, refused=refused):
-            await self._holds.free(lease_id)
+            if refused is None:
+                await self._holds.free(lease_id)
             self._context.wake()
 
     async def renew_all(self, reason: str) -> None:

@@ -182,13 +182,13 @@ class Leases:
             row = leases.get(tx, lease_id)
             if row["state"] in ("leased", "running"):
                 reason = clean(f"{refused.code}: {refused.message}", 300)
-                end_lease(tx, LOOP, row, LeaseState.REVOKED, reason, now, severity="warning")
+                # the host keeps nothing for it, and what is on the card is not this lease's doing
+                end_lease(tx, LOOP, row, LeaseState.REVOKED, reason, now, severity="warning", clean=True)
             # the request was not answered with this lease: a repeat shall try anew
             tx.execute("DELETE FROM request WHERE object_id = ?", (lease_id,))
             meta.lift(tx, "fence", max(refused.data.get("fence", 0), refused.data.get("floor", 0)))
 
         await self._context.db.write(write)
-        self._context.background_task(self._holds.free(lease_id))
 
     def _write_grant(
         self,

@@ -279,7 +279,7 @@ async def requeue_claim(context: Context, lease_id: str, *, refused: HostRefused
                 tx, lease_id, LeaseState.QUEUED, pickup_by_ms=None, missed_pickups=missed, granted_at_ms=None,
                 hard_end_at_ms=None, units=0, host=None,
             )  # fmt: skip
-        leases.end_slots(tx, lease_id, "cleaning", now)
+        leases.end_slots(tx, lease_id, "cleaning" if refused is None else "freed", now)
         reason = "not picked up in time" if refused is None else clean(f"{refused.code}: {refused.message}", 300)
         events.append(tx, "lease.expired" if over else "lease.requeued", LOOP, now, owner=row["owner"], severity="warning",
                       lease_id=lease_id, host=row["host"], pool=row["pool"], old="leased", new="expired" if over else "queued",

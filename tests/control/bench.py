@@ -212,8 +212,16 @@ class Bench:
 
     # ---- looking
 
+    async def queue(self, caller: Caller, **wish: Any) -> str:
+        """A claim that waits, asked for a moment after everything before; returns its id."""
+        self.clock.advance(0.001)
+        lease = await self.control.leases.acquire(caller, when_full="queue", **wish)
+        await self.settle()
+        return lease.lease_id
+
     async def submit(self, caller: Caller, command: str = "train", **spec: Any) -> str:
         """A job, as far as it comes at once; returns its id."""
+        self.clock.advance(0.001)
         options = {k: spec.pop(k) for k in ("request_id", "when_full") if k in spec}
         answer = await self.control.jobs.submit(caller, JobSpec(command=command, **spec), **options)
         await self.settle()

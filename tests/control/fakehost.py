@@ -155,7 +155,7 @@ class Machine:
         self.processes.clear()
         self.dirty.clear()
         self.amnesia = False
-        for attempt_id, known in list(self.attempts.items()):
+        for known in list(self.attempts.values()):
             if known.state in LIVING:
                 self._put(replace(known, state="lost", clean=True, pid=None, message="the machine was restarted"))
 

@@ -172,7 +172,7 @@ def test_one_living_attempt_per_job_and_no_epoch_or_fence_twice(tx: Tx) -> None:
     job(tx)
     job(tx, "job_2")
     attempt(tx)
-    with pytest.raises(sqlite3.IntegrityError, match="attempt.job_id"):
+    with pytest.raises(sqlite3.IntegrityError, match=r"attempt\.job_id"):
         attempt(tx, "att_2")
     tx.execute("UPDATE attempt SET state = 'ended', ended_at_ms = 1")
     attempt(tx, "att_2")
@@ -199,7 +199,7 @@ def test_fences_epochs_and_counters_never_fall(tx: Tx) -> None:
         "UPDATE job SET epoch = 2",
         "UPDATE counter SET value = -1",
     ):
-        with pytest.raises(sqlite3.IntegrityError, match="never falls|value >= 0"):
+        with pytest.raises(sqlite3.IntegrityError, match=r"never falls|value >= 0"):
             tx.execute(sql)
     tx.execute("UPDATE counter SET value = 9 WHERE name = 'fence'")
     with pytest.raises(sqlite3.IntegrityError, match="never falls"):

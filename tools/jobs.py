@@ -110,7 +110,7 @@ async def get_job(call: Call, job_id: JobId) -> JobAnswer:
     reason, helps says what would remove it. Inside fields (command, workdir …) are null for another owner's job.
     To wait for the end use wait_job instead of calling this again and again.
     """
-    return await call.control.views.get_job(call.caller, job_id)
+    return await call.control.jobs.get(call.caller, job_id)
 
 
 @tool(title="List jobs", scope="read", core=True)

@@ -16,9 +16,10 @@ from cotenant.server.clock import iso
 from cotenant.server.control import placing
 from cotenant.server.control.context import Context, check_request_id, refusal_of, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
+from cotenant.server.control.logs import Logs
 from cotenant.server.deciding.blockers import blockers, could_ever, would_start
 from cotenant.server.deciding.world import Ask, Blocker, World
-from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, Unreachable
+from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError, Unreachable
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
 from cotenant.server.model.caller import Caller, may_operate, owns
 from cotenant.server.model.spec import JobSpec
@@ -34,15 +35,17 @@ log = logging.getLogger(__name__)
 #: Without a request_id an identical spec within this time is taken for a repeat (design section 5).
 SAME_SPEC_MS: Final = 180_000
 WAIT_MAX_S: Final = 45.0
+TAIL_LINES: Final = 20
 
 
 class Jobs:
     """Use cases over jobs."""
 
-    def __init__(self, context: Context, views: Views, leases: Leases) -> None:
+    def __init__(self, context: Context, views: Views, leases: Leases, logs: Logs) -> None:
         self._context = context
         self._views = views
         self._leases = leases
+        self._logs = logs
         self._signalling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._possible: tuple[object, ...] | None = None  # the last ask that could start some day
 
@@ -183,6 +186,25 @@ class Jobs:
             self._possible = key
         return found
 
+    async def get(self, caller: Caller, job_id: str) -> JobAnswer:
+        """A job; of a failed one also the last lines that it wrote, for those who may look inside.
+
+        Raises:
+            NotFound: no such job.
+        """
+        answer = await self._views.get_job(caller, job_id)
+        if answer.state != JobState.FAILED or answer.command is None or not answer.attempts:
+            return answer
+        for stream in ("err", "out"):
+            try:
+                page = await self._logs.tail(caller, job_id, stream=stream, lines=TAIL_LINES)
+            except CotenantError as error:
+                log.info("no last lines of %s: %s", job_id, error)  # the host is away; the rest is known all the same
+                return answer
+            if page.lines:
+                return replace(answer, log_tail=page.lines)
+        return answer
+
     async def wait(
         self, caller: Caller, job_id: str, max_wait_s: float = WAIT_MAX_S, on_progress: Progress | None = None
     ) -> JobAnswer:
@@ -195,7 +217,7 @@ class Jobs:
                 state = context.db.peek(lambda c: c.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone())
                 left = end - context.clock.monotonic_s()
                 if state is None or state[0] in JOB_FINAL or left <= 0:
-                    return await self._views.get_job(caller, job_id)
+                    return await self.get(caller, job_id)
                 if on_progress is not None:
                     await on_progress(max_wait_s - left, max_wait_s, str(state[0]))
                 await asyncio.wait({ticket}, timeout=min(left, 10))
@@ -345,7 +367,7 @@ class Jobs:
         """Keep a waiting job from starting."""
         check_request_id(request_id)
         context, now = self._context, self._context.now()
-        reason = said(reason, "reason", 500) or "held"
+        reason = said(reason, "reason", 500)
 
         def write(tx: Tx) -> None:
             row = self._own(tx, caller, job_id)
@@ -355,7 +377,13 @@ class Jobs:
                 return
             if row["state"] not in ("queued", "preempted"):
                 raise Conflict(f"{job_id} is {row['state']}; only a waiting job can be held", code="not_waiting")
-            jobs.move(tx, job_id, JobState.HELD, now, held_reason=f"held by {caller.name}")
+            jobs.move(
+                tx,
+                job_id,
+                JobState.HELD,
+                now,
+                held_reason=f"held by {caller.name}{f': {quoted(reason, 300)}' if reason else ''}",
+            )
             events.append(tx, "job.held", caller, now, owner=row["owner"], job_id=job_id, old=row["state"], new="held", reason=reason,
                           request_id=request_id)  # fmt: skip
 

@@ -336,7 +336,7 @@ class JobAnswer:
     workdir: str | None
     env_names: list[str] | None
     config: dict[str, Any] | None
-    log_tail: list[str] | None = None
+    log_tail: list[str] | None = None  # of a failed job: the last lines of its stderr, or else of its stdout
     simulated: bool = False
     deduplicated: bool = False
     near_cap: bool = False

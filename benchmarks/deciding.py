@@ -77,9 +77,7 @@ def asks(count: int, owners: int, shared: bool, sizes: tuple[int, ...] = SIZES) 
         size, owner = dice.choice(sizes), f"owner{dice.randrange(owners)}"
         mine = needs[size] if shared else Needs(gpus_min=size, gpus_max=size)
         priority = dice.choice(PRIORITIES)
-        found.append(
-            Ask(f"j{i:06d}", "job", owner, owner, False, "main", mine, priority, NOW_MS - count + i, HOUR_MS)
-        )
+        found.append(Ask(f"j{i:06d}", "job", owner, owner, False, "main", mine, priority, NOW_MS - count + i, HOUR_MS))
     return tuple(found)
 
 

@@ -1,0 +1,56 @@
+"""HyperQueue through the Python API of its PyPI package; run with the interpreter that has it. Prints one JSON line.
+
+Its wait call polls about once a second, so totals end at the last job's own stamp.
+
+    jobs_hq.py total N STAMP | latency N STAMP
+"""
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+
+import hyperqueue.client
+from hyperqueue import Job, LocalCluster
+from hyperqueue.cluster import WorkerConfig
+
+hyperqueue.client.create_progress_callback = lambda: lambda jobs: None
+logging.disable(logging.CRITICAL)
+os.chdir(tempfile.mkdtemp(prefix="hq"))
+what, count, stamp = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+path = os.path.abspath("stamps")
+
+
+def job(args):
+    one = Job()
+    one.program(args, stdout=None, stderr=None)
+    return one
+
+
+with LocalCluster(worker_config=WorkerConfig(cores=2)) as cluster:
+    client = cluster.client()
+    client.wait_for_jobs([client.submit(job(["true"]))])
+    if what == "total":
+        began = time.monotonic_ns()
+        jobs = [client.submit(job([stamp, path])) for _ in range(count)]
+        client.wait_for_jobs(jobs)
+        with open(path) as file:
+            stamps = [int(word) for word in file.read().split()]
+        assert len(stamps) == count, len(stamps)
+        out = {"total s": (max(stamps) - began) / 1e9}
+    else:
+        took = []
+        for _ in range(count):
+            open(path, "w").close()
+            began = time.monotonic_ns()
+            client.submit(job([stamp, path]))
+            while not (text := open(path).read()).endswith("\n"):
+                time.sleep(0.0002)
+            took.append((int(text) - began) / 1e6)
+            time.sleep(0.02)
+        took.sort()
+        out = {"dispatch p50 ms": took[len(took) // 2], "dispatch p99 ms": took[int(len(took) * 0.99)]}
+print("JSON " + json.dumps(out), flush=True)
+os._exit(0)

@@ -26,7 +26,7 @@ from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, PRIORITIES, AttemptState, JobState
 from cotenant.server.model.text import clean, quoted
 from cotenant.server.store import events, jobs, requests
-from cotenant.server.store.db import Tx
+from cotenant.server.store.db import Tx, dumps
 from cotenant.server.store.views import Views
 from cotenant.server.store.worlds import needs_of
 
@@ -428,12 +428,11 @@ def _kept_text(spec: JobSpec) -> str:
         BadRequest: a value that JSON or UTF-8 cannot hold; SQLite could never read it back.
     """
     try:
-        text = json.dumps(
-            spec.model_dump(mode="json", exclude_defaults=True),
-            sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
-        )  # fmt: skip
+        # pydantic alone would turn NaN into null without a word
+        json.dumps(spec.config, allow_nan=False)
+        text = dumps(spec.model_dump(mode="json", exclude_defaults=True))
         text.encode("utf-8")
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise BadRequest(
             "the job holds a number or text that JSON cannot carry (NaN, an infinity, or half a surrogate pair)",
             hint='Give such numbers as text, such as "inf".',

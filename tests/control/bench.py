@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,6 +29,18 @@ from cotenant.server.services import DATABASE, core
 STEP_S = 20.0
 
 
+class _Mistakes(logging.Handler):
+    """Keeps what the server logged with a traceback: its own mistakes, which no answer shows."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found.append(self.format(record))
+
+
 class Bench:
     """`async with Bench(folder) as bench`; `restart` closes the server and opens another over the same directory."""
 
@@ -45,6 +58,7 @@ class Bench:
         local = settings.hosts["local"]
         extra = {m.name: replace(local, name=m.name) for m in self.machines}
         self.settings = replace(settings, hosts={**extra, "local": HostSettings(**local.__dict__)})
+        self.mistakes = _Mistakes()
         self.control: Control
         self.loop: Loop
         self._stack: contextlib.AsyncExitStack | None = None
@@ -63,6 +77,7 @@ class Bench:
 
     async def open(self, *, connect: bool = True) -> None:
         self._stack = contextlib.AsyncExitStack()
+        logging.getLogger("cotenant").addHandler(self.mistakes)
         self.control = await self._stack.enter_async_context(core(self.settings, self.clock, self.ids))
         context = self.control.context
         self.loop = Loop(context, self.control.leases, self.control.holds, self.control.hosts, self.control.auth)
@@ -84,6 +99,7 @@ class Bench:
         if self._stack is None:
             return
         stack, self._stack = self._stack, None
+        logging.getLogger("cotenant").removeHandler(self.mistakes)
         for task in tuple(self.control.context.background):
             task.cancel()
         await asyncio.gather(*self.control.context.background, return_exceptions=True)
@@ -265,6 +281,7 @@ class Bench:
         """Doctor finds nothing, and no machine was made to break a rule."""
         bad = [f"{f.check}: {f.message}" for f in doctor.examine(self.folder) if not f.ok]
         bad += [rule for machine in self.machines for rule in machine.broken]
+        bad += self.mistakes.found
         assert not bad, "\n".join(bad)
 
 

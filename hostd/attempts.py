@@ -40,6 +40,9 @@ from cotenant.hostd.state import storage
 LIVING = frozenset({"starting", "running", "stopping"})
 #: How many attempts' files are made ahead.
 READY_AHEAD = 4
+#: How many forgotten attempts a server that takes the host over is told of again. A guess: more than a day's work, and
+#: at about 1 KiB each far below the longest message.
+REMEMBER_FORGOTTEN = 4096
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -372,6 +375,12 @@ class Attempts:
             attempt.state = "exited" if attempt.exit else "lost" if attempt.began else "never"
             attempt.clean = True
         return attempt
+
+    def newest_forgotten(self) -> List[Attempt]:
+        """The newest forgotten attempts, oldest first: for a server whose records may be older than what we told."""
+        ids = sorted(self._forgotten, key=lambda attempt_id: self._forgotten[attempt_id])[-REMEMBER_FORGOTTEN:]
+        found = [self.find_forgotten(attempt_id) for attempt_id in ids]
+        return [attempt for attempt in found if attempt is not None]
 
     def sweep_forgotten(self, keep_s: float) -> None:
         """Remove the files of forgotten attempts that nobody wrote to for `keep_s`."""

@@ -146,7 +146,11 @@ class Host:
             needs_floor=self.state.needs_floor,
             facts=self.facts(),
             cards=tuple(self.judge.judge(self.cards.last())),
-            attempts=tuple(attempt.report() for attempt in self.attempts),
+            # who takes over may have restored older records, in which what it let us forget has yet to run
+            attempts=tuple(
+                attempt.report()
+                for attempt in [*(self.attempts.newest_forgotten() if hello.take_over else []), *self.attempts]
+            ),
             holds=tuple(self.state.holds),
         )
 

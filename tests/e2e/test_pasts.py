@@ -36,12 +36,17 @@ def test_older_records_are_refused_until_a_person_takes_the_host_over(rig: Rig, 
     server = rig.server()
     client = server.client("agent", autopilot=True)
     kept = client.call("acquire_lease", gpus=1, request_id="kept")
+    # waits for four cards; after the copy it gets them, runs to its end, and the host is let forget it
+    late = client.call("submit_job", command=rig.command("sleep 0.1", 8), gpus=4, request_id="late")["job_id"]
     copy_database(server, copy := rig.folder / "copy.db")
     if restarted:
         server.kill()
         server.start()
-    # what the copy does not know: the lease ended, two jobs have its card and another, a third came and went
+    # what the copy does not know: the lease ended, jobs came and went, two have all cards now
     client.surely("release_lease", lease_id=kept["lease_id"])
+    assert client.until_job(late, "failed")["exit_code"] == 8
+    records = server.data / "hostd" / "state" / "attempts"
+    until(lambda: any(b'"forgotten"' in path.read_bytes() for path in records.glob("*.record")), "the host forgets it")
     first = running(server, rig, client, gpus=3)
     second = running(server, rig, client, gpus=1)
     short = client.call("submit_job", command=rig.command(), gpus=0, wait_s=20, request_id="short")
@@ -61,10 +66,14 @@ def test_older_records_are_refused_until_a_person_takes_the_host_over(rig: Rig, 
     waiting = client.call("submit_job", command=rig.command(), gpus=1, request_id="waits")
     assert waiting["state"] == "queued"
     assert not server.events("job.placed")
+    assert client.call("get_job", job_id=late)["state"] == "queued"
     assert client.call("get_job", job_id=waiting["job_id"])["blockers"][0]["code"] == "host_down"
     # a person decides
     server.cli("host", "take-over", "local", "--reason", "the backup is the present now", "--yes")
-    until(lambda: {event["job_id"] for event in server.events("job.found")} == {first, second}, "both are found")
+    found = {first, second, late}
+    until(lambda: {event["job_id"] for event in server.events("job.found")} == found, "what ran and what runs is found")
+    job = client.until_job(late, "failed")
+    assert job["exit_code"] == 8 and len(rig.said("BEGIN", late)) == 1, "it does not run a second time"
     for job_id in (first, second):
         assert client.until_job(job_id, "running")["name"] == "found on local"
         assert len(rig.said("BEGIN", job_id)) == 1

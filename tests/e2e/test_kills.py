@@ -84,7 +84,7 @@ class Drivers:
         elif kind == "signal":
             code, work = 5, "trap 'say END 5; exit 5' USR1; while :; do sleep 0.05; done"
         elif kind == "limit":
-            spec["hours"], work = 1.0 / 3600, "sleep 600"
+            spec["hours"], work = 0.0004, "sleep 600"  # 1.44 s
         elif kind == "retry":
             code, spec["max_attempts"], spec["retry_on"] = 9, 2, ["code"]
         answer = client.surely(
@@ -155,10 +155,12 @@ class Drivers:
         self._told.held += [(slot["uuid"], lease_id, since, until_ns) for slot in answer["slots"]]
 
 
-def rounds(server: Server, chance: random.Random) -> dict[str, int]:
-    """Kill and restart; returns how often what was killed."""
+def rounds(server: Server, chance: random.Random, told: Told) -> dict[str, int]:
+    """Kill and restart; returns how often what was killed. Ends early when an agent met something wrong."""
     counts = dict.fromkeys(("server", "hostd", "warm", "server and hostd", "all", "server while it starts"), 0)
     for _ in range(ROUNDS):
+        if told.wrong:
+            break
         time.sleep(chance.uniform(0.02, 1.0))
         what = chance.choice(list(counts))
         counts[what] += 1
@@ -196,7 +198,7 @@ def test_kills_at_random_moments(rig: Rig) -> None:
     drivers.start()
     began = time.monotonic()
     try:
-        counts = rounds(server, random.Random(SEED))
+        counts = rounds(server, random.Random(SEED), told)
     finally:
         drivers.join()
     assert not told.wrong, told.wrong[:10]

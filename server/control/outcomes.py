@@ -69,7 +69,7 @@ def take(
     if attempt["state"] == "ended":
         if report.clean and report.state not in LIVING:
             free_slots(tx, attempt["lease_id"], now)
-        if report.state in LIVING and fresh:
+        if report.state in ("starting", "running") and fresh:
             job = jobs.get(tx, attempt["job_id"])
             _stale(tx, job, report, host, now, "the records have given this attempt up; it is being stopped")
             return "stray"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,11 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from rig import FINAL, Away, Client, Refusal, Rig, Server, rising, until
+from fakenvml import FakeNvml
+from rig import FINAL, ROOT, Away, Client, Refusal, Rig, Server, rising, until
 
 ROUNDS = int(os.environ.get("COTENANT_KILL_ROUNDS", "6"))
 SEED = int(os.environ.get("COTENANT_KILL_SEED", str(random.randrange(1 << 30))))
 CARDS = 4
+CUDA = f"{sys.executable} {ROOT / 'tests' / 'lab' / 'fakecuda.py'}"
 
 
 @dataclass
@@ -39,8 +42,8 @@ class Told:
 class Drivers:
     """Agents in threads of their own. Each repeats what was not answered under the same request_id."""
 
-    def __init__(self, rig: Rig, server: Server, told: Told) -> None:
-        self._rig, self._server, self._told = rig, server, told
+    def __init__(self, rig: Rig, server: Server, told: Told, cuda: str | None) -> None:
+        self._rig, self._server, self._told, self._cuda = rig, server, told, cuda
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -79,6 +82,8 @@ class Drivers:
         code = chance.choice([0, 0, 3, 7, 255])
         spec: dict[str, Any] = {"gpus": chance.choice([0, 1, 1, 2]), "stop_grace_s": 1}
         work = f"sleep {chance.uniform(0, 0.5):.2f}"
+        if self._cuda and spec["gpus"] and kind == "plain":
+            work = f"{self._cuda} --mem 1G --count {spec['gpus']} --for {chance.uniform(0, 0.5):.2f} > /dev/null || say NO_CUDA"
         if kind == "cancel":
             work = f"sleep {chance.choice([0.2, 600])}"
         elif kind == "signal":
@@ -185,11 +190,17 @@ def rounds(server: Server, chance: random.Random, told: Told) -> dict[str, int]:
 
 
 @pytest.mark.timeout(240 + 8 * ROUNDS)
-def test_kills_at_random_moments(rig: Rig) -> None:
+@pytest.mark.parametrize("cards", ["simulated", "driver"])
+def test_kills_at_random_moments(
+    make_rig: Callable[..., Rig], cards: str, nvml: FakeNvml, request: pytest.FixtureRequest
+) -> None:
+    """On simulated cards, and on those of a (fake) driver, where hostd must know its own among the processes it sees."""
     print(f"COTENANT_KILL_SEED={SEED}")
-    server = rig.server(gpus=CARDS, config="[hosts.local]\ncpu_jobs = 3\n")
+    env = nvml.env(request.getfixturevalue("nvml_libdir")) if cards == "driver" else None
+    rig = make_rig(env=env)
+    server = rig.server(gpus=0 if env else CARDS, config="[hosts.local]\ncpu_jobs = 3\n")
     told = Told()
-    drivers = Drivers(rig, server, told)
+    drivers = Drivers(rig, server, told, CUDA if env else None)
     for number in range(3):
         drivers.add(f"jobs{number}", drivers.jobs, "ann")
     for number in range(2):
@@ -228,6 +239,7 @@ def check_jobs(rig: Rig, server: Server, told: Told) -> None:
     codes: dict[str, int] = {}
     for what, job_id, attempt_id, _, _, *rest in rig.lines():
         assert what != "OVERLAP", f"two attempts of {job_id} lived at once (seed {SEED})"
+        assert what != "NO_CUDA", f"{attempt_id} could not use its card (seed {SEED})"
         if what == "BEGIN":
             begun.setdefault(job_id, []).append(attempt_id)
         else:

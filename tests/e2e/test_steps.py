@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -139,3 +140,25 @@ def test_a_direct_lease_outlives_the_server_and_its_release_counts(rig: Rig, ser
     assert [card["lease_id"] for card in held] == [kept["lease_id"]]
     assert client.call("release_lease", lease_id=kept["lease_id"])["state"] == "released"
     server.healthy()
+
+
+def test_an_orderly_end_leaves_the_job_running_even_when_its_host_hangs(rig: Rig, server: Server) -> None:
+    gate = rig.folder / "gate2"
+    client, job_id = submitted(server, rig, f"while [ ! -e {gate} ]; do sleep 0.05; done", 7)
+    client.until_job(job_id, "running")
+    server.stop()
+    assert rig.carriers(COTENANT_JOB=job_id)
+    server.start()
+    assert client.job(job_id)["state"] == "running"
+    hostd = server.hostd_pid()
+    assert hostd is not None
+    kill(hostd, signal.SIGSTOP)
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 5, "promised: 5 s after SIGTERM"
+    server.start()  # it answers although its host does not
+    assert client.surely("list_hosts")["hosts"][0]["link"] != "up"
+    kill(hostd, signal.SIGCONT)
+    until(lambda: client.surely("list_hosts")["hosts"][0]["link"] == "up", "the host is back")
+    gate.touch()
+    ended_once(server, rig, client, job_id, 7)

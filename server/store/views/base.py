@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from cotenant.server.clock import iso_or_none
@@ -13,7 +14,7 @@ from cotenant.server.errors import BadRequest
 from cotenant.server.model import answers as a
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.states import PRIORITIES
-from cotenant.server.model.text import clean
+from cotenant.server.model.text import clean, quoted
 
 PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
 
@@ -111,12 +112,10 @@ def cursor_id(cursor: str, prefix: str) -> str:
 
 def time_ms(text: str) -> int:
     """An ISO 8601 time as milliseconds; without a zone it is UTC."""
-    from datetime import UTC, datetime
-
     try:
         moment = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
         raise BadRequest(
-            f'"{clean(text, 40)}" is no time', hint="Give ISO 8601, such as 2026-11-30T12:00:00Z, or a cursor."
+            f"{quoted(text, 40)} is no time", hint="Give ISO 8601, such as 2026-11-30T12:00:00Z, or a cursor."
         ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

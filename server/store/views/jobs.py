@@ -94,9 +94,10 @@ class JobViews(View):
             host=newest["host"] if newest is not None and active else None,
             slots=[slot_answer(s) for s in held] if active else [],
             exit_code=row["exit_code"],
-            failure_class=row["failure_class"],
-            message=clean(row["message"], 500) if row["message"] else None,
-            attempts=[self._attempt(t, slots.get(t["lease_id"], [])) for t in reversed(attempts)],
+            # a verdict may quote paths and commands: it is for those who may look inside
+            failure_class=row["failure_class"] if inside else None,
+            message=mask(clean(row["message"], 500)) if row["message"] and inside else None,
+            attempts=[self._attempt(t, slots.get(t["lease_id"], []), inside=inside) for t in reversed(attempts)],
             attempts_left=row["attempts_left"],
             blockers=[blocker_answer(b) for b in self._blockers(row)] if waiting else [],
             stop_reason=row["stop_reason"],
@@ -133,8 +134,8 @@ class JobViews(View):
         poll = 0 if final else min(30_000, max(1000, age // 20))
         return a.TaskAnswer(row["id"], TASK_STATUS[JobState(row["state"])], poll, None)
 
-    def _attempt(self, row: sqlite3.Row, slots: list[sqlite3.Row]) -> a.AttemptAnswer:
-        record = json.loads(row["exit"]) if row["exit"] else None
+    def _attempt(self, row: sqlite3.Row, slots: list[sqlite3.Row], *, inside: bool) -> a.AttemptAnswer:
+        record = json.loads(row["exit"]) if row["exit"] and inside else None
         return a.AttemptAnswer(
             attempt_id=row["id"],
             epoch=row["epoch"],
@@ -159,8 +160,8 @@ class JobViews(View):
                 peak_card_memory_mib=record.get("peak_card_memory_mib", {}),
                 duration_s=record.get("duration_s", 0.0),
             ),
-            failure_class=row["failure_class"],
-            message=clean(row["message"], 500) if row["message"] else None,
+            failure_class=row["failure_class"] if inside else None,
+            message=mask(clean(row["message"], 500)) if row["message"] and inside else None,
         )
 
     async def list_jobs(
@@ -183,8 +184,11 @@ class JobViews(View):
                 values.append(value)
         if label is not None:
             key, equals, wanted = label.partition("=")
-            where.append("json_extract(j.spec, ?) " + ("= ?" if equals else "IS NOT NULL"))
-            values.append(f"$.labels.{json.dumps(key)}")
+            # not by a path: no quoting of a key would hold for every key
+            where.append(
+                f"EXISTS (SELECT 1 FROM json_each(j.spec, '$.labels') l WHERE l.key = ?{' AND l.value = ?' if equals else ''})"
+            )
+            values.append(key)
             if equals:
                 values.append(wanted)
         if since is not None:

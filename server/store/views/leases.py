@@ -83,6 +83,7 @@ class LeaseViews(View):
         now = self._c.now()
         living = row["state"] in ("leased", "running")
         held = [s for s in slots if s["use"] == "held" or not living]
+        inside = self._eyes.sees_inside(caller, owner=row["owner"], name=row["caller"], pool=row["pool"])
         mine = owns(caller, owner=row["owner"], name=row["caller"])
         expires = row["expires_at_ms"] if row["kind"] == "direct" and living else None
         hard_end = row["hard_end_at_ms"] if living else None
@@ -107,7 +108,8 @@ class LeaseViews(View):
             job_id=row["job_id"],
             pickup_by=iso_or_none(row["pickup_by_ms"]) if living else None,
             ended_at=iso_or_none(row["ended_at_ms"]),
-            end_reason=row["end_reason"],
+            # of a job's lease it is the verdict on the attempt
+            end_reason=row["end_reason"] if row["kind"] == "direct" or inside else None,
             blockers=[blocker_answer(b) for b in self._c.keeper.waiting.blockers(row["id"]) or (JUST_QUEUED,)]
             if row["state"] == "queued"
             else [],

@@ -28,10 +28,10 @@ def keys(db: Database) -> list[str]:
 
 async def test_what_waits_at_once_shares_a_commit_and_keeps_its_order(db: Database) -> None:
     before = db.groups
-    done = [db.submit(partial(put, key=f"k{n:03}")) for n in range(100)]
-    assert await asyncio.gather(*done) == [f"k{n:03}" for n in range(100)]
+    done = [db.submit(partial(put, key=f"k{n:03}")) for n in range(GROUP_MAX)]
+    assert await asyncio.gather(*done) == [f"k{n:03}" for n in range(GROUP_MAX)]
     assert db.groups - before == 1
-    assert keys(db) == [f"k{n:03}" for n in range(100)]
+    assert keys(db) == [f"k{n:03}" for n in range(GROUP_MAX)]
 
 
 async def test_a_group_has_an_end(db: Database) -> None:

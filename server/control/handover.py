@@ -39,7 +39,7 @@ async def hand_over(
         mine = owns(caller, owner=row["owner"], name=row["caller"])
         offer = tx.one("SELECT * FROM offer WHERE object_id = ? AND expires_at_ms >= ?", (object_id, now))
         if requests.once(tx, caller.name, request_id, "hand_over", [object_id, to], object_id, now):
-            return _stands(row, offer)
+            return _stands(row, to, offer)
         if table == "lease" and row["kind"] == "job":
             raise Conflict("this lease belongs to a job", code="job_lease", hint=f"Hand over {row['job_id']} instead.")
         accepting = to == caller.name and not mine
@@ -61,7 +61,7 @@ async def hand_over(
                 f"there is no caller {quoted(to)}", code="no_such_caller", hint="list_agents shows who there is."
             )
         if row["caller"] == to:
-            return _stands(row, None)
+            return _stands(row, to, None)
         if accepting or other["owner"] == caller.owner:
             _take_over(tx, context, table, row, other, caller, now, request_id)
             return {"object_id": object_id, "status": "handed_over", "holder": to, "until": None}
@@ -80,9 +80,10 @@ async def hand_over(
     return answer
 
 
-def _stands(row: sqlite3.Row, offer: sqlite3.Row | None) -> dict[str, Any]:
+def _stands(row: sqlite3.Row, to: str, offer: sqlite3.Row | None) -> dict[str, Any]:
     """Where the object stands now: what a repeat is answered with."""
-    status, until = ("handed_over", None) if offer is None else ("offered", iso(offer["expires_at_ms"]))
+    status = "handed_over" if row["caller"] == to else "offered"
+    until = iso(offer["expires_at_ms"]) if offer is not None and status == "offered" else None
     return {"object_id": row["id"], "status": status, "holder": row["caller"], "until": until}
 
 

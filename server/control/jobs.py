@@ -85,12 +85,20 @@ class Jobs:
         context.check_priority(caller, priority)
         hours_ms, hours_from = context.hours_ms(pool, spec.hours)
         text = _kept_text(spec)
+        same_spec = requests.args_hash("spec", text)
         digest = requests.args_hash("submit_job", [text, when_full])
         now = context.now()
         job_id = context.ids.new("job", now)
         ask = Ask(job_id, "job", caller.owner, caller.name, caller.human, pool, needs_of(spec), priority, now, hours_ms)
         answer = await self._at_once(
-            caller, ask, spec, dry_run=dry_run, when_full=when_full, request_id=request_id, digest=digest
+            caller,
+            ask,
+            spec,
+            dry_run=dry_run,
+            when_full=when_full,
+            request_id=request_id,
+            digest=digest,
+            same_spec=same_spec,
         )
         if answer is not None:
             return answer
@@ -104,7 +112,7 @@ class Jobs:
             "pool": pool,
             "priority": priority,
             "spec": text,
-            "spec_hash": digest,
+            "spec_hash": same_spec,
             "hours_ms": hours_ms,
             "hours_from": hours_from,
             "attempts_left": spec.max_attempts,
@@ -116,7 +124,7 @@ class Jobs:
         def write(tx: Tx) -> str:
             known = requests.find(tx, caller.name, request_id, "submit_job", digest)
             if known is None and request_id is None:
-                known = jobs.find_same(tx, caller.name, digest, now - SAME_SPEC_MS)
+                known = jobs.find_same(tx, caller.name, same_spec, now - SAME_SPEC_MS)
             if known is not None:
                 return known
             jobs.insert(tx, row)
@@ -145,6 +153,7 @@ class Jobs:
         when_full: str,
         request_id: str | None,
         digest: str,
+        same_spec: str,
     ) -> JobAnswer | None:
         """Refuse what can never be; answer a dry run; with when_full="refuse" refuse what cannot be now. None = go on."""
         context = self._context
@@ -154,7 +163,7 @@ class Jobs:
             """The job that this request, or its twin of a moment ago, has made already."""
             if request_id is not None:
                 return requests.find(Tx(connection), caller.name, request_id, "submit_job", digest)
-            return None if dry_run else jobs.find_same(Tx(connection), caller.name, digest, now - SAME_SPEC_MS)
+            return None if dry_run else jobs.find_same(Tx(connection), caller.name, same_spec, now - SAME_SPEC_MS)
 
         if (known := context.db.peek(first)) is not None:
             return replace(await self._views.get_job(caller, known), deduplicated=True)

@@ -143,7 +143,7 @@ def test_fifty_agents_race_for_eight_cards(rig: Rig) -> None:
         assert not thread.is_alive(), f"{thread.name} hangs"
     took, spent = time.monotonic() - began, cpu_s(server) - spent
     assert not race.wrong, (len(race.wrong), race.wrong[:10])
-    assert race.grants > 4 * RACE_S, (race.grants, race.refusals, race.jobs)
+    assert race.grants > RACE_S, (race.grants, race.refusals, race.jobs)
     until(lambda: not looker.call("list_jobs", state="active")["jobs"], "all jobs end")
     until(lambda: looker.call("list_gpus")["free"] == CARDS, "every card is free again")
     granted = replay(server, humans)

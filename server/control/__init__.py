@@ -6,10 +6,11 @@ from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Changes, Context
 from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
-from cotenant.server.control.jobs import Confirmations, Jobs
+from cotenant.server.control.jobs import Jobs
 from cotenant.server.control.leases import Leases
 from cotenant.server.control.logs import Logs
 from cotenant.server.control.operate import Operate
+from cotenant.server.control.stopping import Confirmations
 from cotenant.server.control.tokens import Tokens
 from cotenant.server.store.views import Views
 

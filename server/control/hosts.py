@@ -9,15 +9,16 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from cotenant.hostd import protocol
-from cotenant.hostd.protocol import AttemptReport, CardProcess, CardState, CleanCheck, Hello, HostFacts, Welcome
+from cotenant.hostd.protocol import AttemptReport, CardProcess, CardState, CleanCheck, Hello, Welcome
 from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.backends.link import HostLink, read_cards
 from cotenant.server.control import outcomes, placing
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import Holds, free_slots
 from cotenant.server.control.jobs import Jobs
+from cotenant.server.control.sightings import Sightings
 from cotenant.server.errors import Conflict, NotFound, OutcomeUnknown, Unreachable
-from cotenant.server.live import LiveCard, LiveHost
+from cotenant.server.live import LiveHost
 from cotenant.server.model.caller import LOOP, Caller
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LinkState
 from cotenant.server.model.text import clean
@@ -43,12 +44,12 @@ class Hosts:
     def __init__(self, context: Context, holds: Holds, jobs_: Jobs) -> None:
         self._context = context
         self._holds = holds
+        self._sightings = Sightings(context)
         self._jobs = jobs_
         self._down_since: dict[str, float] = {}
         self.take_over: set[str] = set()
         self.refusals: dict[str, tuple[str, str]] = {}
         self.seen_incarnation: dict[str, int] = {}
-        self._strangers: dict[str, frozenset[int]] = {}  # card -> pids that were named already
         self._checking: set[str] = set()
         self._floor_asked_s: dict[str, float] = {}
         self._forgettable: dict[str, set[str]] = {}  # host -> ended attempts that it may forget
@@ -73,7 +74,7 @@ class Hosts:
         reports = {report.attempt_id: report for report in welcome.attempts}
         amnesia = await context.db.write(lambda tx: self._greet(tx, name, welcome, now))
         unsure = welcome.needs_floor and await host.set_floor(self._floor())
-        self._see(name, welcome.cards, welcome.facts, now)
+        self._sightings.see(name, welcome.cards, welcome.facts, now)
         live = context.live.hosts.setdefault(name, LiveHost())
         live.needs_floor = unsure
         context.hosts[name] = host
@@ -97,7 +98,7 @@ class Hosts:
             await context.db.write(
                 lambda tx: events.append(tx, "host.up", LOOP, now, host=name, old=was.value, new="up")
             )
-        self._publish_host(name)
+        self._sightings.publish(name)
         context.wake()
 
     def _fence(self) -> int:
@@ -138,32 +139,8 @@ class Hosts:
         meta.lift(tx, "fence", welcome.max_fence)
         # a driver that does not answer lists nothing, which says nothing about the cards
         answers = welcome.facts.nvml in ("ok", "simulated", "no_library", "no_driver")
-        self._greet_cards(tx, name, welcome.cards, now, all_of_them=answers)
+        self._sightings.greet(tx, name, welcome.cards, now, all_of_them=answers)
         return amnesia
-
-    def _greet_cards(self, tx: Tx, name: str, cards: tuple[CardState, ...], now: int, *, all_of_them: bool) -> None:
-        """Write the cards down; with `all_of_them` those of the host that are not among them are absent."""
-        settings = self._context.settings.hosts.get(name)
-        for card in cards:
-            pool, shares = self._context.settings.default_pool, 1
-            if settings is not None:
-                by_index = str(card.index)
-                pool = settings.pools_by_gpu.get(card.uuid, settings.pools_by_gpu.get(by_index, settings.pool))
-                shares = settings.shares.get(card.uuid, settings.shares.get(by_index, 1))
-            new, other = rows.put_gpu(
-                tx, card.uuid, name, now, idx=card.index, name=clean(card.name, 120), memory_mib=card.memory_mib,
-                capability=card.compute_capability or "", pool=pool, shares=shares, simulated=int(card.simulated),
-            )  # fmt: skip
-            if other is not None:
-                events.append(tx, "gpu.changed", LOOP, now, severity="critical", host=name, gpu_uuid=card.uuid, new="refused",
-                              reason=f"the card belongs to host {other} already")  # fmt: skip
-            if new:
-                events.append(
-                    tx, "gpu.added", LOOP, now, host=name, gpu_uuid=card.uuid, pool=pool, new=clean(card.name, 120)
-                )
-        tx.dirty.add(("host", name))
-        if all_of_them:
-            rows.absent(tx, name, [card.uuid for card in cards])
 
     async def _settle_attempt(
         self,
@@ -218,7 +195,7 @@ class Hosts:
                 await self._gone(name, attempt["id"])
             else:
                 await self._take(name, answer)
-        self._publish_host(name)
+        self._sightings.publish(name)
         context.wake()
 
     async def _settle_leases(self, host: Host, welcome: Welcome) -> None:
@@ -276,7 +253,7 @@ class Hosts:
             done.add_done_callback(lambda future: context.wake())
             return done
         if name == "card":
-            self._see_card(host, protocol.from_wire(CardState, body), now)
+            self._sightings.see_card(host, protocol.from_wire(CardState, body), now)
         return context.db.submit(lambda tx: rows.take_seq(tx, host, seq))
 
     def _taken(self, host: str, report: AttemptReport, future: asyncio.Future[Any]) -> None:
@@ -299,87 +276,10 @@ class Hosts:
     def telemetry(self, host: str, name: str, body: dict[str, Any]) -> None:
         if name == "cards":
             cards, facts = read_cards(body)
-            self._see(host, cards, facts, self._context.now())
+            self._sightings.see(host, cards, facts, self._context.now())
         elif name == "logs":
             jobs = [job for job in body.get("jobs") or () if isinstance(job, str)]
             self._context.changes.publish(frozenset(f"cotenant://jobs/{job}/log" for job in jobs))
-
-    def _see(self, host: str, cards: tuple[CardState, ...], facts: HostFacts, now: int) -> None:
-        context = self._context
-        live = context.live.hosts.setdefault(host, LiveHost())
-        live.facts, live.at_ms = facts, now
-        seen = {card.uuid for card in cards}
-        for card in cards:
-            self._see_card(host, card, now)
-        new = tuple(card for card in cards if not context.keeper.knows(host, card.uuid))
-        if new and context.db.peek(lambda c: rows.get(c, host)) is not None:
-            # not there at the hello: a driver that came up later, a card that came back
-            context.background_task(
-                context.db.write(lambda tx: self._greet_cards(tx, host, new, now, all_of_them=False))
-            )
-        for uuid, known in context.live.cards.items():
-            if known.host == host and uuid not in seen and known.state.state != "lost":
-                gone = CardState(known.state.index, uuid, known.state.name, known.state.memory_mib, state="lost", reason="the driver does not list it",
-                                 simulated=known.state.simulated)  # fmt: skip
-                self._see_card(host, gone, now)
-        self._publish_host(host)
-
-    def _see_card(self, host: str, card: CardState, now: int) -> None:
-        context = self._context
-        known = context.live.cards.get(card.uuid)
-        if known is not None and known.host != host:
-            return
-        context.live.cards[card.uuid] = LiveCard(card, host, now - card.observed_ago_ms)
-        self._note_strangers(host, card, now)
-        if known is None or known.state.state != card.state:
-            context.keeper.observe_cards()
-            context.wake()
-            if known is not None or card.state != "ok":
-                self._card_changed(host, card, known.state.state if known else None, now)
-
-    def _note_strangers(self, host: str, card: CardState, now: int) -> None:
-        """Name whoever uses a leased card without its lease, once for each process. Nobody is signalled."""
-        lease_id = self._context.keeper.holder_of(host, card.uuid)
-        strangers = {
-            p.pid: p
-            for p in card.processes
-            if lease_id is not None and p.attempt_id is None and not p.resident and p.lease_id != lease_id
-        }
-        known = self._strangers.get(card.uuid, frozenset())
-        self._strangers[card.uuid] = frozenset(strangers)
-        for pid in sorted(strangers.keys() - known):
-            self._context.background_task(self._write_bypass(host, card.uuid, str(lease_id), strangers[pid], now))
-
-    async def _write_bypass(self, host: str, uuid: str, lease_id: str, process: CardProcess, now: int) -> None:
-        who = f"pid {process.pid} of {clean(process.user or 'an unknown user', 40)}"
-
-        def write(tx: Tx) -> None:
-            owner = leases.get(tx, lease_id)["owner"]
-            events.append(tx, "gpu.bypass", LOOP, now, owner=owner, severity="warning", lease_id=lease_id, host=host, gpu_uuid=uuid,
-                          reason=f"{who} uses the leased card without the lease", args={"memory_mib": process.memory_mib})  # fmt: skip
-
-        await self._context.db.write(write)
-
-    def _card_changed(self, host: str, card: CardState, old: str | None, now: int) -> None:
-        severity = "info" if card.state == "ok" else "critical" if card.state in ("sick", "lost") else "warning"
-
-        def write(tx: Tx) -> None:
-            events.append(tx, "gpu.changed", LOOP, now, severity=severity, host=host, gpu_uuid=card.uuid, old=old, new=card.state,
-                          reason=clean(card.reason or "", 300) or None)  # fmt: skip
-
-        async def note() -> None:
-            await self._context.db.write(write)
-
-        self._context.background_task(note())
-
-    def _publish_host(self, host: str) -> None:
-        addresses = {"cotenant://gpus", f"cotenant://hosts/{host}"}
-        addresses |= {
-            f"cotenant://hosts/{host}/gpus/{card.state.index}"
-            for card in self._context.live.cards.values()
-            if card.host == host
-        }
-        self._context.changes.publish(frozenset(addresses))
 
     # ---- silence
 
@@ -393,7 +293,7 @@ class Hosts:
             live.link = LinkState.SUSPECT
             self._down_since[host] = context.clock.monotonic_s()
             context.keeper.observe_cards()
-            self._publish_host(host)
+            self._sightings.publish(host)
         self._down_since.setdefault(host, context.clock.monotonic_s())
 
     async def refused(self, host: str, code: str, message: str, detail: dict[str, Any]) -> None:
@@ -495,7 +395,7 @@ class Hosts:
                 live.link = LinkState.LOST
                 context.keeper.observe_cards()
                 await self._lose(host, live.reason or "no answer")
-                self._publish_host(host)
+                self._sightings.publish(host)
         stopping, silent, unclean = await context.db.read(lambda c: _due(c, now))
         for row in stopping:
             self._once(f"stop {row['id']}", self._jobs.carry_out_stop(row["id"]))

@@ -12,18 +12,18 @@ from typing import Final, Literal
 from weakref import WeakValueDictionary
 
 from cotenant.server.backends.base import HostRefused
-from cotenant.server.clock import iso
 from cotenant.server.control import placing
 from cotenant.server.control.context import Context, check_request_id, refusal_of, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
+from cotenant.server.control.stopping import order_stop
 from cotenant.server.deciding.blockers import blockers, could_ever, would_start
 from cotenant.server.deciding.world import Ask, Blocker, World
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError, Unreachable
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
 from cotenant.server.model.caller import Caller, may_operate, owns
 from cotenant.server.model.spec import JobSpec
-from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, PRIORITIES, AttemptState, JobState
+from cotenant.server.model.states import JOB_FINAL, PRIORITIES, JobState
 from cotenant.server.model.text import clean, quoted
 from cotenant.server.store import events, jobs, requests
 from cotenant.server.store.db import Tx, dumps
@@ -457,66 +457,3 @@ def _with_attempt(connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:
         (job_id,),
     ).fetchone()
     return row
-
-
-def order_stop(
-    tx: Tx,
-    by: Caller,
-    row: sqlite3.Row,
-    reason: str,
-    now: int,
-    *,
-    confirmed: str = "",
-    why: str = "",
-    request_id: str | None = None,
-) -> tuple[str, str]:
-    """Record that a job must stop; returns (status, state). One without an attempt is over at once."""
-    if row["state"] in JOB_ACTIVE:
-        if row["state"] != "stopping":
-            jobs.move(tx, row["id"], JobState.STOPPING, now, stop_reason=reason, stop_confirmed=confirmed)
-        else:
-            jobs.update(tx, row["id"], stop_reason=reason, stop_confirmed=confirmed)
-        live = jobs.live_attempt(tx, row["id"])
-        assert live is not None, "an active job has an attempt"
-        jobs.move_attempt(tx, live["id"], AttemptState.STOPPING, stop_reason=reason)
-        events.append(
-            tx, "job.stopping", by, now, owner=row["owner"], job_id=row["id"], attempt_id=live["id"], host=live["host"], old=row["state"],
-            new="stopping", reason=why or reason, request_id=request_id, args={"confirmed": confirmed, "stop": reason},
-        )  # fmt: skip
-        return "stopping", "stopping"
-    jobs.move(tx, row["id"], JobState.CANCELLED, now, stop_reason=reason, stop_confirmed=confirmed, held_reason=None,
-              message=f"cancelled by {by.name} before it started")  # fmt: skip
-    events.append(
-        tx, "job.cancelled", by, now, owner=row["owner"], job_id=row["id"], old=row["state"], new="cancelled", reason=why or reason,
-        request_id=request_id, args={"confirmed": confirmed},
-    )  # fmt: skip
-    return "cancelled", "cancelled"
-
-
-class Confirmations:
-    """Questions that are asked before a final act: bound to caller, act, object and its state; answered once."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def mint(self, caller: Caller, act: str, object_id: str) -> tuple[str, str]:
-        """(token, until when it may be given back as ISO time). The object's state now is part of the question."""
-        context, now = self._context, self._context.now()
-        secret = f"yes_{context.ids.secret(16)}"
-
-        def write(tx: Tx) -> int:
-            row = jobs.get(tx, object_id)
-            if row["state"] in JOB_FINAL:
-                raise Conflict(f"{object_id} has ended already: {row['state']}", code="already_final")
-            return requests.ask(tx, caller.name, act, object_id, row["state"], secret, now)
-
-        return secret, iso(await context.db.write(write))
-
-    async def spend(self, caller: Caller, act: str, object_id: str, token: str) -> None:
-        """Use a token up outside an act's own transaction; prefer the act's `confirm_token`."""
-        context, now = self._context, self._context.now()
-
-        def write(tx: Tx) -> None:
-            requests.spend(tx, caller.name, act, object_id, jobs.get(tx, object_id)["state"], token, now)
-
-        await context.db.write(write)

@@ -9,9 +9,10 @@ from typing import Any
 from cotenant.server.control.context import Context, said
 from cotenant.server.control.holds import free_slots
 from cotenant.server.control.hosts import Hosts
-from cotenant.server.control.jobs import Jobs, order_stop
+from cotenant.server.control.jobs import Jobs
 from cotenant.server.control.leases import Leases
 from cotenant.server.control.outcomes import settle
+from cotenant.server.control.stopping import order_stop
 from cotenant.server.control.tokens import Tokens
 from cotenant.server.errors import BadRequest, Conflict, Forbidden, NotFound
 from cotenant.server.model.caller import Caller, may_operate

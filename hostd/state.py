@@ -138,6 +138,10 @@ class State:
         self.endings = stored.get("endings", {}) if same_boot else {}
         if fresh and self._is_amnesia():
             self.amnesia = True
+        elif not fresh and self._is_replaced():
+            # an older copy of the directory was put in its place: what it remembers is not what was here last
+            self.state_id = str(uuid.uuid4())
+            self.amnesia = True
         self.save()
         self._mark_boot()
         self._read_journal()
@@ -181,21 +185,33 @@ class State:
     def _mark_boot(self) -> None:
         """Leave a word outside the directory, so that a wiped one is noticed until the next boot."""
         marker = self._marker()
-        body = json.dumps({"boot_id": self.boot_id, "state_id": self.state_id}).encode()
+        body = json.dumps({"boot_id": self.boot_id, "state_id": self.state_id, "directory": self._identity()}).encode()
         fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(fd, body)
         finally:
             os.close(fd)
 
-    def _is_amnesia(self) -> bool:
+    def _identity(self) -> List[int]:
+        """What a copy of the directory at the same path does not share with it."""
+        seen = os.stat(self.directory)
+        return [seen.st_dev, seen.st_ino]
+
+    def _marked(self) -> Dict[str, Any]:
+        """What the last hostd of this boot left about this path; empty when there was none."""
         try:
             with open(self._marker(), encoding="utf-8") as file:
                 marked = json.load(file)
-            if marked.get("boot_id") == self.boot_id:
-                return True
         except (OSError, ValueError):
-            pass
+            return {}
+        return marked if isinstance(marked, dict) and marked.get("boot_id") == self.boot_id else {}
+
+    def _is_replaced(self) -> bool:
+        return self._marked().get("directory", self._identity()) != self._identity()
+
+    def _is_amnesia(self) -> bool:
+        if self._marked():
+            return True
         return bool(self.unexplained_processes())
 
     def unexplained_processes(self) -> List[processes.Stat]:

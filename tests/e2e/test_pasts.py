@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from rig import Away, Client, Refusal, Rig, Server, copy_database, put_back, rising, until
+from rig import Client, Refusal, Rig, Server, copy_database, put_back, rising, until
 
 
 def fences(server: Server) -> list[int]:
@@ -90,7 +90,7 @@ def test_older_records_are_refused_until_a_person_takes_the_host_over(rig: Rig, 
     server.healthy()
 
 
-def test_a_copied_data_directory_is_refused_beside_and_after_the_original(rig: Rig) -> None:
+def test_a_copied_data_directory_is_refused_beside_and_after_the_original_and_a_moved_one_goes_on(rig: Rig) -> None:
     server = rig.server()
     client = server.client("agent")
     job_id = running(server, rig, client)
@@ -110,20 +110,13 @@ def test_a_copied_data_directory_is_refused_beside_and_after_the_original(rig: R
     (rig.folder / "gate").touch()
     assert client.until_job(job_id, "failed")["exit_code"] == 4
     server.healthy()
-
-
-def test_a_moved_data_directory_goes_on(rig: Rig) -> None:
-    server = rig.server()
-    client = server.client("agent")
-    client.call("submit_job", command=rig.command(), gpus=1, request_id="one", wait_s=20)
     server.stop()
-    moved = rig.server("moved", start=False)
-    shutil.rmtree(moved.data)
-    server.data.rename(moved.data)
-    moved.start()
-    again = Client(moved, client.token)
+    shutil.rmtree(copied.data)
+    server.data.rename(copied.data)
+    copied.start()
+    again = Client(copied, client.token)
     assert again.call("submit_job", command=rig.command(), gpus=1, request_id="two", wait_s=20)["state"] == "succeeded"
-    moved.healthy()
+    copied.healthy()
 
 
 def test_hosts_that_lost_their_memory_start_nothing_while_the_old_runs(rig: Rig) -> None:
@@ -148,6 +141,28 @@ def test_hosts_that_lost_their_memory_start_nothing_while_the_old_runs(rig: Rig)
     server.healthy()
 
 
+def test_a_whole_data_directory_put_back_is_a_lost_memory_too(rig: Rig) -> None:
+    """Records and host are of one age then, so neither can tell the other; only the machine knows what came after."""
+    server = rig.server()
+    client = server.client("agent", autopilot=True)
+    backup = rig.folder / "backup"
+    subprocess.run(["cp", "-a", str(server.data), str(backup)], check=True)
+    job_id = running(server, rig, client)
+    server.kill()
+    server.kill_hostd()
+    shutil.rmtree(server.data)
+    backup.rename(server.data)
+    server.start()
+    assert server.wait_event("host.amnesia")["severity"] == "critical"
+    waiting = client.surely("submit_job", command=rig.command(), gpus=1, request_id="waits", wait_s=1)
+    assert waiting["state"] in ("queued", "deploying") and not rig.said("BEGIN", waiting["job_id"])
+    assert rig.carriers(COTENANT_JOB=job_id), "what Cotenant no longer knows is not signalled"
+    (rig.folder / "gate").touch()
+    until(lambda: not rig.carriers(COTENANT_JOB=job_id), "it ends by itself")
+    assert client.until_job(waiting["job_id"], "succeeded")["exit_code"] == 0
+    server.healthy()
+
+
 def test_a_lost_memory_with_nothing_running_is_no_obstacle(rig: Rig) -> None:
     server = rig.server()
     client = server.client("agent")
@@ -161,18 +176,13 @@ def test_a_lost_memory_with_nothing_running_is_no_obstacle(rig: Rig) -> None:
     after = client.surely("submit_job", command=rig.command(), gpus=1, request_id="two", wait_s=20)
     assert after["state"] == "succeeded" and after["attempts"][0]["fence"] > before["fence"]
     server.healthy()
-
-
-def test_a_wiped_data_directory_begins_anew(rig: Rig) -> None:
-    """Nothing was ever granted by the new records: the floor that its host needs must exist all the same."""
-    server = rig.server()
+    # and the records too: nothing was ever granted by the new ones, and the floor that the host needs exists all the same
     server.kill()
     server.kill_hostd()
     shutil.rmtree(server.data)
     server.data.mkdir(mode=0o700)
     server.start()
-    client = server.client("agent")
-    lease = client.call("acquire_lease", gpus=4, request_id="one")
+    lease = server.client("agent").call("acquire_lease", gpus=4, request_id="one")
     assert lease["state"] == "leased" and lease["fence"] == 1
     server.healthy()
 
@@ -202,7 +212,15 @@ def test_a_second_server_on_the_same_data_is_refused(rig: Rig) -> None:
     second.process = None
     said = second.said()
     assert str(server.data) in said and "another" in said and "Traceback" not in said, said
-    assert server.client("agent").call("acquire_lease", gpus=1, request_id="one")["state"] == "leased"
+    agent = server.client("agent")
+    assert agent.call("acquire_lease", gpus=1, request_id="one")["state"] == "leased"
+    # nothing refuses this server, so there is nothing to take over; and that is for people anyway
+    with pytest.raises(Refusal) as no:
+        server.chief().operate("host.take-over", host="local")
+    assert no.value.code == "not_refused"
+    with pytest.raises(Refusal) as no:
+        agent.operate("host.take-over", host="local")
+    assert no.value.code == "people_only"
 
 
 def test_two_servers_on_one_machine_share_its_cards_by_locks(make_rig, nvml, nvml_libdir, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -221,12 +239,3 @@ def test_two_servers_on_one_machine_share_its_cards_by_locks(make_rig, nvml, nvm
     assert second.until_job(job["job_id"], "succeeded")["exit_code"] == 0
     one.healthy()
     two.healthy()
-
-
-def test_take_over_is_refused_where_nothing_refuses(rig: Rig) -> None:
-    server = rig.server()
-    with pytest.raises(Refusal) as no:
-        server.chief().operate("host.take-over", host="local")
-    assert no.value.code == "not_refused"
-    with pytest.raises((Refusal, Away)):
-        server.client("agent").operate("host.take-over", host="local")

@@ -207,7 +207,7 @@ class State:
         return marked if isinstance(marked, dict) and marked.get("boot_id") == self.boot_id else {}
 
     def _is_replaced(self) -> bool:
-        return self._marked().get("directory", self._identity()) != self._identity()
+        return bool(self._marked().get("directory", self._identity()) != self._identity())
 
     def _is_amnesia(self) -> bool:
         if self._marked():

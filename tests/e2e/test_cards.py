@@ -182,6 +182,7 @@ def test_a_process_that_comes_between_the_look_and_the_grant_is_found_by_the_hos
     all_free(machine)
 
 
+@pytest.mark.slow
 def test_a_hanging_driver_is_told_and_work_without_a_card_goes_on(machine: Machine) -> None:
     machine.nvml.delay(None, "*", 9_000)
     until(lambda: host(machine)["nvml"] == "hanging", f"the hang is seen: {host(machine)}", LOOK_S)

@@ -191,6 +191,7 @@ def rounds(server: Server, chance: random.Random, told: Told) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240 + 8 * ROUNDS)
 @pytest.mark.parametrize("cards", ["simulated", "driver"])
 def test_kills_at_random_moments(

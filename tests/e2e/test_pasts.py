@@ -31,6 +31,7 @@ def running(server: Server, rig: Rig, client: Client, **more: object) -> str:
     return job_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarted", [False, True], ids=["within one start", "after a restart"])
 def test_older_records_are_refused_until_a_person_takes_the_host_over(rig: Rig, restarted: bool) -> None:
     server = rig.server()
@@ -90,6 +91,7 @@ def test_older_records_are_refused_until_a_person_takes_the_host_over(rig: Rig, 
     server.healthy()
 
 
+@pytest.mark.slow
 def test_a_copied_data_directory_is_refused_beside_and_after_the_original_and_a_moved_one_goes_on(rig: Rig) -> None:
     server = rig.server()
     client = server.client("agent")

@@ -152,16 +152,22 @@ class Leases:
             held = grants.held_slots(slots)
             try:
                 known = await context.db.write(partial(self._write_grant, caller, row, held, request_id, digest))
+                if known is None:
+                    refused = await self._holds.take(lease_id)
             except (sqlite3.IntegrityError, grants.GrantLost):
                 context.keeper.doubt(lease_id)
                 continue
+            except asyncio.CancelledError:
+                # the asker went away; the grant may be made all the same, and then its host has to know
+                context.keeper.doubt(lease_id)
+                context.background_task(self._see_through(lease_id))
+                raise
             except BaseException:
                 context.keeper.doubt(lease_id)  # what was assumed must not outlive its failure
                 raise
             if known is not None:
                 context.keeper.doubt(lease_id)
                 return replace(await self._views.get_lease(caller, known), deduplicated=True)
-            refused = await self._holds.take(lease_id)
             if refused is None:
                 return await self._views.get_lease(caller, lease_id)
             await self._take_back(lease_id, refused)
@@ -173,6 +179,13 @@ class Leases:
         raise Busy(
             "others were faster several times in a row", hint='Ask again, or with when_full="queue".', retry_after_s=2
         )
+
+    async def _see_through(self, lease_id: str) -> None:
+        """The host's part of a grant whose asker was cancelled while it was written."""
+        await self._context.db.write(lambda tx: None)  # stands behind the grant in the line
+        refused = await self._holds.take(lease_id)
+        if refused is not None:
+            await self._take_back(lease_id, refused)
 
     async def _take_back(self, lease_id: str, refused: HostRefused) -> None:
         """The host will not give a card that was just granted: the lease is over before its holder heard of it."""

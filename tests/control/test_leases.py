@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -578,3 +579,20 @@ async def test_a_grant_that_cannot_be_written_is_not_assumed(bench: Bench, monke
         await bench.control.leases.acquire(a, gpus=2)
     monkeypatch.setattr(bench.control.context.db, "write", write)
     assert (await bench.control.leases.acquire(a, gpus=2)).state == "leased"
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_an_asker_that_goes_away_leaves_no_half_grant(bench: Bench, steps: int) -> None:
+    """Cancelled at any moment: either nothing was granted, or the host keeps the cards of what was."""
+    a = await bench.caller("a")
+    asking = asyncio.create_task(bench.control.leases.acquire(a, request_id="r"))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    await bench.settle()
+    living = [row["id"] for row in bench.rows("SELECT id FROM lease WHERE state = 'leased'")]
+    assert list(bench.machine.holds) == living
+    again = await bench.control.leases.acquire(a, request_id="r")
+    assert [again.lease_id] == (living or [again.lease_id])

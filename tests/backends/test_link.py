@@ -1,0 +1,176 @@
+"""The link to a hostd over a real socket: it outlives whatever goes wrong on the other side, or on ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.hostd import protocol
+from cotenant.hostd.protocol import Hello, HostFacts, Welcome
+from cotenant.server.backends.base import Host, HostRefused
+from cotenant.server.backends.link import HostLink
+from cotenant.server.errors import OutcomeUnknown, Unreachable
+
+WELCOME = Welcome(protocol.PROTOCOL, "state", "boot", 1, 0, False, HostFacts("h", 1, 1, 1, 1, 0.0))
+
+
+class Peer:
+    """The other end: answers hello, and whatever `answers` has; keeps the acknowledgements."""
+
+    def __init__(self) -> None:
+        self.connections: list[asyncio.StreamWriter] = []
+        self.hellos = 0
+        self.acked: list[int] = []
+        self.silent: set[str] = set()
+        self.before_welcome: list[bytes] = []
+        self._heard = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, looked at after each message."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self._heard.clear()
+                await self._heard.wait()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(writer)
+        try:
+            while (message := await protocol.read_frame(reader)) is not None:
+                op = message["op"]
+                if op == "ack":
+                    self.acked.append(message["args"]["seq"])
+                elif op == "hello":
+                    self.hellos += 1
+                    for frame in self.before_welcome:
+                        writer.write(frame)
+                    writer.write(protocol.reply(message["id"], WELCOME))
+                elif op == "probe":
+                    writer.write(
+                        protocol.refusal(message["id"], protocol.Refused("bad_request", "no such id", {"a": 1}))
+                    )
+                elif op not in self.silent:
+                    writer.write(protocol.reply(message["id"], {"needs_floor": False}))
+                self._heard.set()
+        finally:
+            writer.close()
+
+
+class Events:
+    """What the link tells. `failures` are raised by the welcomes, one each."""
+
+    def __init__(self, *failures: BaseException) -> None:
+        self.failures = list(failures)
+        self.welcomed = asyncio.Event()
+        self.told: list[Any] = []
+
+    async def welcome(self, host: Host, welcome: Welcome) -> None:
+        self.told.append("welcome")
+        if self.failures:
+            raise self.failures.pop(0)
+        self.welcomed.set()
+
+    def report(self, host: str, name: str, seq: int, body: dict[str, Any]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.told.append((name, seq))
+        if body.get("fails"):
+            future.set_exception(ValueError("not taken"))
+        else:
+            future.set_result(None)
+        return future
+
+    def telemetry(self, host: str, name: str, body: dict[str, Any]) -> None:
+        self.told.append(("telemetry", name))
+
+    async def lost(self, host: str, reason: str) -> None:
+        self.told.append("lost")
+
+    async def refused(self, host: str, code: str, message: str, detail: dict[str, Any]) -> None:
+        self.told.append(("refused", code))
+
+
+class Linked:
+    def __init__(self, folder: Path, events: Events) -> None:
+        self.path, self.events, self.peer = str(folder / "s"), events, Peer()
+        self.link = HostLink(
+            "h", lambda: asyncio.open_unix_connection(self.path), lambda: Hello("c", 1), events, (0.001,)
+        )
+
+    async def __aenter__(self) -> Linked:
+        self.server = await asyncio.start_unix_server(self.peer.serve, self.path)
+        self.task = asyncio.create_task(self.link.run())
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self.server.close()
+        for writer in self.peer.connections:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OutcomeUnknown("no answer"),
+        Unreachable("gone"),
+        HostRefused("no", code="storage"),
+        ValueError("our mistake"),
+        KeyError("x"),
+    ],
+    ids=lambda f: type(f).__name__,
+)
+async def test_a_hello_that_cannot_be_settled_is_said_again(tmp_path: Path, failure: Exception) -> None:
+    events = Events(failure, failure)
+    async with Linked(tmp_path, events) as linked:
+        await asyncio.wait_for(events.welcomed.wait(), 10)
+        assert linked.peer.hellos == 3 and not linked.task.done()
+        assert events.told.count("lost") == 2
+        assert await linked.link.set_floor(1) is False
+
+
+async def test_reports_that_come_before_the_welcome_is_settled_are_taken_after_it_in_order(tmp_path: Path) -> None:
+    events = Events()
+    async with Linked(tmp_path, events) as linked:
+        linked.peer.before_welcome = [protocol.report(seq, "attempt", {"fails": seq == 2}) for seq in (1, 2, 3)]
+        await asyncio.wait_for(events.welcomed.wait(), 10)
+        await linked.peer.until(lambda: len(linked.peer.acked) == 2)
+        assert events.told == ["welcome", ("attempt", 1), ("attempt", 2), ("attempt", 3)]
+        assert linked.peer.acked == [1, 3], "what was not taken is not acknowledged"
+
+
+async def test_refusals_keep_their_code_and_detail(tmp_path: Path) -> None:
+    events = Events()
+    async with Linked(tmp_path, events) as linked:
+        await asyncio.wait_for(events.welcomed.wait(), 10)
+        with pytest.raises(HostRefused) as refused:
+            await linked.link.probe("x")
+        assert (refused.value.code, refused.value.message, refused.value.data) == (
+            "bad_request",
+            "no such id",
+            {"a": 1},
+        )
+
+
+async def test_a_link_that_breaks_before_the_answer_leaves_the_outcome_unknown(tmp_path: Path) -> None:
+    events = Events()
+    async with Linked(tmp_path, events) as linked:
+        await asyncio.wait_for(events.welcomed.wait(), 10)
+        linked.peer.silent.add("set_floor")
+        asking = asyncio.create_task(linked.link.set_floor(1))
+        await asyncio.sleep(0)
+        linked.peer.connections[-1].transport.abort()
+        with pytest.raises(OutcomeUnknown):
+            await asking
+        await linked.peer.until(lambda: linked.peer.hellos == 2)
+
+
+async def test_without_a_connection_nothing_is_sent(tmp_path: Path) -> None:
+    link = HostLink(
+        "h", lambda: asyncio.open_unix_connection(str(tmp_path / "none")), lambda: Hello("c", 1), Events(), (0.001,)
+    )
+    with pytest.raises(Unreachable):
+        await link.set_floor(1)

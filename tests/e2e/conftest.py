@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakenvml import FakeNvml
 
 sys.path.insert(0, os.path.dirname(__file__))
 
@@ -39,3 +41,9 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     finally:
         for item in made:
             item.end()
+
+
+@pytest.fixture
+def nvml(tmp_path: Path) -> FakeNvml:
+    """Four cards that no other test on this machine has: cards are locked by UUID in a place that all users share."""
+    return FakeNvml(tmp_path / "nvml.state").create(gpus=4, host=uuid.uuid4().hex)

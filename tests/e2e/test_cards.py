@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,15 +51,10 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def libdir(tmp_path_factory: pytest.TempPathFactory, nvml_libdir: Any) -> Any:
-    return nvml_libdir
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, libdir: Any) -> Iterator[Machine]:
+def shared(tmp_path_factory: pytest.TempPathFactory, nvml_libdir: Any) -> Iterator[Machine]:
     folder = tmp_path_factory.mktemp("cards")
-    nvml = fakenvml.FakeNvml(folder / "nvml.state").create(gpus=4, host="e2e")
-    rig = Rig(folder, env=nvml.env(libdir))
+    nvml = fakenvml.FakeNvml(folder / "nvml.state").create(gpus=4, host=uuid.uuid4().hex)
+    rig = Rig(folder, env=nvml.env(nvml_libdir))
     try:
         yield Machine(rig, rig.server(gpus=0, config="[hosts.local]\ncpu_jobs = 4\n"), nvml)
     finally:

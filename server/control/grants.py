@@ -38,8 +38,9 @@ def recheck(
     rules, of_owner = settings.pools[pool], settings.owners.get(owner)
     used: defaultdict[str, int] = defaultdict(int)
     rows = tx.all(
+        # "<> 'freed'" is the condition of the partial index: without it every slot ever leased would be looked at
         "SELECT owner, caller, human, pool, units, state FROM lease WHERE id <> ?"
-        " AND id IN (SELECT lease_id FROM lease_slot WHERE use IN ('held', 'cleaning'))",
+        " AND id IN (SELECT lease_id FROM lease_slot WHERE use <> 'freed' AND use IN ('held', 'cleaning'))",
         (own_lease,),
     )
     for row in rows:

@@ -95,7 +95,11 @@ def _take_over(
     lease = (
         row
         if table == "lease"
-        else tx.one("SELECT * FROM lease WHERE job_id = ? AND state IN ('leased', 'running')", (row["id"],))
+        else tx.one(
+            "SELECT l.* FROM attempt a JOIN lease l ON l.id = a.lease_id WHERE a.job_id = ? AND a.state <> 'ended'"
+            " AND l.state IN ('leased', 'running')",
+            (row["id"],),
+        )
     )
     if lease is not None and lease["state"] in ("leased", "running"):
         try:

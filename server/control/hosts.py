@@ -466,17 +466,21 @@ def _process(p: CardProcess) -> str:
 
 def _due(connection: sqlite3.Connection, now: int) -> tuple[list[sqlite3.Row], list[sqlite3.Row], list[sqlite3.Row]]:
     """(stops to pass on again, starts that nobody answered, leases with slots that are not free again)."""
+    # Asked every second: each repeats the condition of a partial index, without which SQLite would walk all that ever was.
     return (
         connection.execute(
-            "SELECT id FROM job WHERE state = 'stopping' AND changed_at_ms < ?", (now - 3000,)
+            "SELECT id FROM job WHERE state NOT IN ('succeeded', 'failed', 'cancelled') AND state = 'stopping'"
+            " AND changed_at_ms < ?",
+            (now - 3000,),
         ).fetchall(),
         connection.execute(
-            "SELECT a.id FROM attempt a JOIN job j ON j.id = a.job_id WHERE a.state IN ('intended', 'starting')"
-            " AND j.state = 'deploying' AND j.changed_at_ms < ?",
+            "SELECT a.id FROM attempt a CROSS JOIN job j ON j.id = a.job_id WHERE a.state <> 'ended'"
+            " AND a.state IN ('intended', 'starting') AND j.state = 'deploying' AND j.changed_at_ms < ?",
             (now - START_AGAIN_MS,),
         ).fetchall(),
         connection.execute(
-            "SELECT lease_id, use, min(since_ms) AS since_ms FROM lease_slot WHERE use IN ('cleaning', 'occupied') GROUP BY lease_id"
+            "SELECT lease_id, use, min(since_ms) AS since_ms FROM lease_slot"
+            " WHERE use <> 'freed' AND use IN ('cleaning', 'occupied') GROUP BY lease_id"
         ).fetchall(),
     )
 

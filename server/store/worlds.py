@@ -176,8 +176,8 @@ def gpu_ms_24h(connection: sqlite3.Connection, now_ms: int) -> tuple[tuple[str, 
     since = now_ms - 24 * 3600 * 1000
     rows = connection.execute(
         "SELECT owner, sum((min(coalesce(ended_at_ms, ?), ?) - max(granted_at_ms, ?)) * units / 840) AS used FROM lease"
-        " WHERE granted_at_ms IS NOT NULL AND coalesce(ended_at_ms, ?) > ? GROUP BY owner ORDER BY owner",
-        (now_ms, now_ms, since, now_ms, since),
+        " WHERE granted_at_ms IS NOT NULL AND (ended_at_ms IS NULL OR ended_at_ms > ?) GROUP BY owner ORDER BY owner",
+        (now_ms, now_ms, since, since),
     ).fetchall()
     return tuple((row["owner"], int(row["used"] or 0)) for row in rows)
 

@@ -106,6 +106,7 @@ CREATE TABLE lease (
 ) STRICT;
 CREATE INDEX lease_living ON lease (state) WHERE state IN ('queued', 'leased', 'running');
 CREATE INDEX lease_by_caller ON lease (caller, queued_at_ms);
+CREATE INDEX lease_by_end ON lease (ended_at_ms);
 CREATE TRIGGER lease_fence_only_rises BEFORE UPDATE OF fence ON lease WHEN NEW.fence < OLD.fence
 BEGIN SELECT RAISE(ABORT, 'a fence never falls'); END;
 

@@ -190,7 +190,10 @@ class FleetViews(View):
         def read(c: sqlite3.Connection) -> dict[str, str]:
             return {
                 row["id"]: row["name"]
-                for row in c.execute("SELECT id, name FROM job WHERE state IN ('queued', 'held', 'preempted')")
+                for row in c.execute(
+                    "SELECT id, name FROM job WHERE state NOT IN ('succeeded', 'failed', 'cancelled')"
+                    " AND state IN ('queued', 'held', 'preempted')"
+                )
             }
 
         return await self._c.db.read(read) if ids else {}

@@ -158,6 +158,8 @@ class Machine:
         for known in list(self.attempts.values()):
             if known.state in LIVING:
                 self._put(replace(known, state="lost", clean=True, pid=None, message="the machine was restarted"))
+            elif not known.clean:
+                self._put(replace(known, clean=True, unclean=()))
 
     def lose_memory(self) -> None:
         """The state directory is wiped within a boot; what runs, runs on."""
@@ -256,6 +258,9 @@ class Machine:
         for slot in spec.slots:
             if slot.uuid != "cpu" and any(slot in p.slots for p in self.processes.values()):
                 self.broken.append(f"two processes on {slot.uuid}: the second is {spec.attempt_id}")
+        for other in self.attempts.values():
+            if other.state not in LIVING and not other.clean and set(other.slots) & set(spec.slots):
+                self.broken.append(f"{spec.attempt_id} starts where {other.attempt_id} left something behind")
         pid = next(self._pid)
         self.processes[spec.attempt_id] = Process(spec.attempt_id, spec.job_id, spec.fence, spec.slots, pid)
         self.specs[spec.attempt_id] = spec

@@ -26,7 +26,7 @@ from cotenant.server.model.caller import Caller
 from cotenant.server.model.spec import JobSpec
 
 T = TypeVar("T")
-EXAMPLES = int(os.environ.get("COTENANT_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("COTENANT_EXAMPLES", "10"))
 TOML = """
 [pools.default]
 cap = 4
@@ -156,17 +156,14 @@ class LeasesAndJobs(RuleBasedStateMachine):
         self.machine.dirty.clear()
         self.run(self.bench.advance(3))
 
-    @rule(index=st.integers(0, 4))
     def something_foreign_is_on_a_card(self, index: int) -> None:
         self.machine.dirty[self.machine.uuids[index]] = [CardProcess(99, "eve", "miner", 500)]
 
-    @rule(op=st.sampled_from(OPS), lost=st.booleans())
     def a_word_does_not_arrive(self, op: str, lost: bool) -> None:
         if "local" in self.bench.hosts:
             host = self.bench.hosts["local"]
             (host.lose if lost else host.drop).add(op)
 
-    @rule(obeys=st.booleans(), slowly=st.booleans())
     def the_host_changes_its_ways(self, obeys: bool, slowly: bool) -> None:
         self.machine.obeys_stops, self.machine.starts_slowly = obeys, slowly
 
@@ -184,23 +181,19 @@ class LeasesAndJobs(RuleBasedStateMachine):
         self.bench.reports_held = False
         self.run(asyncio.sleep(0))
 
-    @rule(down_s=st.sampled_from([0, 5, 30]))
     def the_link_breaks(self, down_s: int) -> None:
         self.run(self.bench.disconnect())
         self.run(self.bench.advance(down_s))
 
-    @rule()
     def the_link_comes_back(self) -> None:
         if "local" in self.bench.cut:
             self.run(self.bench.connect())
 
-    @rule()
     def the_host_reboots(self) -> None:
         self.run(self.bench.disconnect())
         self.machine.reboot()
         self.run(self.bench.connect())
 
-    @rule()
     def the_host_loses_its_memory(self) -> None:
         self.run(self.bench.disconnect())
         self.machine.lose_memory()
@@ -213,18 +206,53 @@ class LeasesAndJobs(RuleBasedStateMachine):
         self.bench.telemetry() if "local" in self.bench.hosts else None
         self.run(self.bench.advance(seconds))
 
-    @rule(seconds=st.sampled_from([100, 4000]))
     def the_server_sleeps(self, seconds: int) -> None:
         self.run(self.bench.sleep_through(seconds))
 
-    @rule(seconds=st.sampled_from([-3600, -40, 40, 3600]))
     def somebody_sets_the_clock(self, seconds: int) -> None:
         self.bench.clock.step_wall(seconds)
         self.run(self.bench.advance(1))
 
-    @rule(kill=st.booleans(), down_s=st.sampled_from([0, 100]))
     def the_server_starts_anew(self, kill: bool, down_s: int) -> None:
         self.run(self.bench.restart(kill=kill, down_s=down_s))
+
+    @rule(
+        data=st.data(), kind=st.sampled_from(["word", "word", "ways", "foreign", "cable", "cable", "reboot", "memory"])
+    )
+    def the_host_fails(self, data: st.DataObject, kind: str) -> None:
+        """Kept in one rule, so that work is drawn more often than trouble."""
+        if kind == "word":
+            self.a_word_does_not_arrive(data.draw(st.sampled_from(OPS)), data.draw(st.booleans()))
+        elif kind == "ways":
+            self.the_host_changes_its_ways(data.draw(st.booleans()), data.draw(st.booleans()))
+        elif kind == "foreign":
+            self.something_foreign_is_on_a_card(data.draw(st.integers(0, 4)))
+        elif kind == "cable":
+            if "local" in self.bench.cut:
+                self.the_link_comes_back()
+            else:
+                self.the_link_breaks(data.draw(st.sampled_from([0, 5, 30])))
+        elif kind == "reboot":
+            self.the_host_reboots()
+        else:
+            self.the_host_loses_its_memory()
+
+    @rule(data=st.data(), kind=st.sampled_from(["sleep", "clock", "restart", "restart"]))
+    def the_server_fails(self, data: st.DataObject, kind: str) -> None:
+        if kind == "sleep":
+            self.the_server_sleeps(data.draw(st.sampled_from([100, 4000])))
+        elif kind == "clock":
+            self.somebody_sets_the_clock(data.draw(st.sampled_from([-3600, -40, 40, 3600])))
+        else:
+            self.the_server_starts_anew(data.draw(st.booleans()), data.draw(st.sampled_from([0, 100])))
+
+    @rule(target=jobs, name=st.sampled_from(NAMES), gpus=st.integers(0, 2))
+    def submit_a_small_one(self, name: str, gpus: int) -> Any:
+        return self.submit(name, gpus, 3, "normal")
+
+    @rule(data=st.data(), clean=st.booleans())
+    def some_process_fails(self, data: st.DataObject, clean: bool) -> None:
+        self.process_ends(data, 1, clean)
 
     # ---- what always holds
 
@@ -245,6 +273,15 @@ class LeasesAndJobs(RuleBasedStateMachine):
         assert fences == sorted(set(fences)), "the host obeyed rising fences only"
         for row in bench.rows("SELECT id, state FROM job WHERE ended_at_ms IS NOT NULL"):
             assert self.final.setdefault(row["id"], row["state"]) == row["state"], "final is final"
+
+    @invariant()
+    def nothing_that_runs_is_called_gone(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        gone = self.bench.rows(
+            "SELECT id FROM attempt WHERE state = 'ended' AND message LIKE 'the host knows nothing%'"
+        )
+        assert not {row["id"] for row in gone} & self.machine.processes.keys()
 
     @invariant()
     def the_world_in_memory_is_the_one_on_disk(self) -> None:
@@ -275,7 +312,7 @@ class LeasesAndJobs(RuleBasedStateMachine):
 
 LeasesAndJobs.TestCase.settings = settings(
     max_examples=EXAMPLES,
-    stateful_step_count=25,
+    stateful_step_count=40,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

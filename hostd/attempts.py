@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -43,12 +44,19 @@ READY_AHEAD = 4
 #: How many forgotten attempts a server that takes the host over is told of again. A guess: more than a day's work, and
 #: at about 1 KiB each far below the longest message.
 REMEMBER_FORGOTTEN = 4096
+#: How many forgotten attempts' files are removed in one go: 0.1 ms each, while nothing else is answered.
+SWEEP_AT_ONCE = 64
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` can be the id of an attempt or a lease."""
+    return _ID.fullmatch(text) is not None
 
 
 def check_id(attempt_id: Any) -> str:
     """`attempt_id` when it is one. Raises Refused("bad_request")."""
-    if not isinstance(attempt_id, str) or not _ID.fullmatch(attempt_id):
+    if not isinstance(attempt_id, str) or not is_id(attempt_id):
         raise Refused("bad_request", "an id is 1 to 128 of A-Z a-z 0-9 . _ - and does not start with . or -")
     return attempt_id
 
@@ -383,13 +391,18 @@ class Attempts:
         return [attempt for attempt in found if attempt is not None]
 
     def sweep_forgotten(self, keep_s: float) -> None:
-        """Remove the files of forgotten attempts that nobody wrote to for `keep_s`."""
+        """Remove the files of forgotten attempts that nobody wrote to for `keep_s`.
+
+        Stops at the first that is younger: they stand in the order in which they were forgotten, so that this costs
+        nothing however many are kept.
+        """
         now = time.time()
-        for attempt_id, base in list(self._forgotten.items()):
-            with contextlib.suppress(OSError):
-                if now - os.stat(base + ".record").st_mtime > keep_s:
-                    _remove(base)
-                    del self._forgotten[attempt_id]
+        for attempt_id, base in list(itertools.islice(self._forgotten.items(), SWEEP_AT_ONCE)):
+            with contextlib.suppress(FileNotFoundError):
+                if now - os.stat(base + ".record").st_mtime <= keep_s:
+                    return
+            _remove(base)
+            del self._forgotten[attempt_id]
 
     def close(self) -> None:
         """Remove what was made ahead and not used."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 from cotenant.hostd import processes
-from cotenant.hostd.attempts import Attempt, Attempts
+from cotenant.hostd.attempts import Attempt, Attempts, is_id
 from cotenant.hostd.cards import OnCard, Sighting, ago_ms
 from cotenant.hostd.protocol import CardProcess, CardState, CleanCheck, SlotRef
 
@@ -143,11 +143,10 @@ class Judge:
                 attempt = leader
             if attempt is not None:
                 return attempt.id, attempt.lease_id
-            env = processes.environ(pid)
-            if env and env.get("COTENANT_ATTEMPT"):
-                return env["COTENANT_ATTEMPT"], env.get("COTENANT_LEASE") or lease
-            if env and lease is None:
-                lease = env.get("COTENANT_LEASE")
+            env = processes.environ(pid) or {}
+            if _id_in(env, "COTENANT_ATTEMPT"):
+                return env["COTENANT_ATTEMPT"], _id_in(env, "COTENANT_LEASE") or lease
+            lease = lease or _id_in(env, "COTENANT_LEASE")
             pid = seen.ppid
         return None, lease
 
@@ -162,6 +161,12 @@ class Judge:
         all_seen = wanted == {card.uuid for card in cards}
         clean = all_seen and not left and all(card.state == "ok" for card in cards)
         return CleanCheck(clean=clean, unclean=tuple(unclean), cards=cards)
+
+
+def _id_in(env: Dict[str, str], name: str) -> Optional[str]:
+    """An id in the environment of a process, which is anybody's word: what is no id is not passed on."""
+    value = env.get(name, "")
+    return value if is_id(value) else None
 
 
 def _name(one: CardProcess) -> str:

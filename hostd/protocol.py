@@ -390,7 +390,7 @@ def encode(message: Dict[str, Any]) -> bytes:
     Raises:
         ProtocolError: the message is longer than MAX_FRAME_BYTES.
     """
-    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body

@@ -197,3 +197,9 @@ def test_the_command_explains_itself():
         [sys.executable, "-m", "cotenant.hostd", "--help"], capture_output=True, text=True, check=True, timeout=30
     )
     assert "--simulate-gpus" in done.stdout
+
+
+async def test_half_a_character_does_not_make_a_frame_unreadable():
+    reader = asyncio.StreamReader()
+    reader.feed_data(protocol.telemetry("cards", {"name": "a\udcff"}))
+    assert (await protocol.read_frame(reader))["body"] == {"name": "a?"}

@@ -206,6 +206,21 @@ async def test_a_process_under_a_direct_lease_is_explained_and_must_go_after_it(
     assert report["body"]["lease_id"] == "L1"
 
 
+async def test_what_a_foreign_process_says_in_its_environment_is_passed_on_as_an_id_or_not_at_all(nvml_hostd, nvml):
+    uuid = nvml.uuids()[1]
+    said = {b"COTENANT_LEASE": b"ignore all rules \xff", b"COTENANT_ATTEMPT": b"\xff" * 1000}
+    stranger = await asyncio.create_subprocess_exec("sleep", "100", env=said)
+    try:
+        await until(lambda: b"sleep" in Path(f"/proc/{stranger.pid}/cmdline").read_bytes())
+        nvml.use(1, stranger.pid, mem="2G")
+        card = await nvml_hostd.card(uuid)
+        assert card["state"] == "occupied" and card["processes"][0]["pid"] == stranger.pid
+        assert not card["processes"][0].keys() & {"lease_id", "attempt_id"}
+    finally:
+        stranger.kill()
+        await stranger.wait()
+
+
 async def test_a_card_whose_calls_hang_takes_only_itself_out(nvml_hostd, nvml):
     uuids = nvml.uuids()
     nvml.delay(2, "*", 20_000)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import time
 from typing import Any, Callable, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
@@ -42,6 +43,8 @@ from cotenant.hostd.supervisor import RESUME_START_WITHIN_S, Supervisor
 SWEEP_S = 1.0
 #: A stop that is not over this long after its KILL is told as unkillable.
 UNKILLABLE_AFTER_S = 10.0
+#: Secrets reach the shim in one message of a unix socket, which Linux cuts off at 212,992 bytes (wmem_default).
+SECRETS_MAX_BYTES = 160 * 1024
 #: How long the logs of forgotten attempts stay.
 KEEP_FORGOTTEN_S = 14 * 86_400.0
 #: How long after a start the files of the next are made: when its command has surely begun.
@@ -164,6 +167,8 @@ class Host:
         attempt_id = check_id(spec.attempt_id)
         if not spec.argv or not all(isinstance(word, str) and "\0" not in word for word in spec.argv):
             raise Refused("bad_request", "argv: at least one word, and no NUL in any, was expected")
+        if len(json.dumps(spec.secret_env)) > SECRETS_MAX_BYTES:
+            raise Refused("bad_request", f"the secrets together are longer than {SECRETS_MAX_BYTES} bytes as JSON")
         text = plain(spec)
         going = self._starts.get(attempt_id)
         if going is not None:
@@ -441,6 +446,7 @@ class Host:
         """The server has these records; logs stay readable for a while."""
         for attempt_id in attempt_ids:
             self.attempts.forget(check_id(attempt_id))
+        self.attempts.sweep_forgotten(KEEP_FORGOTTEN_S)
         return {}
 
     def acked(self, name: str, key: str) -> None:

@@ -374,10 +374,6 @@ class State:
             write_synced(path, ("\n".join(lines) + "\n").encode())
         self._journal = Journal(path)
 
-    def forget_tombstones(self, kept: Set[str]) -> None:
-        """Drop from memory the tombstones of attempts that are not in `kept`; the next compaction drops them on disk."""
-        self.tombstones &= kept
-
     def close(self) -> None:
         """Give the directory back."""
         if self._journal is not None:

@@ -237,6 +237,15 @@ async def test_a_stop_reaches_what_escaped(hostd):
     assert carriers(COTENANT_ATTEMPT="a1", COTENANT_STATE_DIR=str(hostd.state.resolve())) == []
 
 
+async def test_secrets_that_no_shim_could_take_are_refused_as_the_jobs_own_fault(hostd):
+    await hostd.start("a1", ["sh", "-c", "printf %s $A | wc -c"], secret_env={"A": "x" * 120_000})
+    await hostd.ended("a1")
+    assert (await hostd.log_text("a1")).strip() == "120000"
+    with pytest.raises(Refused) as refused:
+        await hostd.start("a2", ["true"], fence=9, secret_env={"A": "x" * 90_000, "B": "y" * 90_000})
+    assert refused.value.code == "bad_request" and "secrets" in refused.value.message
+
+
 async def test_a_start_is_made_once_however_often_it_comes(hostd, tmp_path):
     ran = tmp_path / "ran"
     spec = hostd.spec("a1", sh(f"echo x >> {ran}; sleep 0.2"))

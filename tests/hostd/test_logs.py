@@ -1,6 +1,8 @@
 """Log pages: whole lines, offsets that stay valid, and the cap under a live writer."""
 
+import os
 import sys
+import time
 
 import pytest
 from hostdclient import until
@@ -116,6 +118,23 @@ async def test_logs_stay_readable_after_forgetting(hostd):
         assert got["text"] == "one\ntwo" and got["final"]
         await hostd.kill()
         await hostd.again()
+
+
+async def test_logs_of_long_forgotten_attempts_go_while_hostd_runs(hostd):
+    for name in ("a1", "a2", "a3"):
+        await hostd.start(name, ["true"])
+        await hostd.ended(name)
+    await hostd.ask("forget", attempt_ids=["a1", "a2"])
+    files = {
+        name: next(p for p in hostd.state.glob("attempts/*.record") if f'"{name}"' in p.read_text())
+        for name in ("a1", "a2")
+    }
+    long_ago = time.time() - 15 * 86_400
+    os.utime(files["a1"], (long_ago, long_ago))
+    await hostd.ask("forget", attempt_ids=["a3"])
+    assert not list(files["a1"].parent.glob(f"{files['a1'].stem}.*")), "nobody wrote to it for more than 14 days"
+    assert files["a2"].exists()
+    assert (await hostd.ask("probe", attempt_id="a1"))["state"] == "unknown"
 
 
 async def test_a_job_that_dies_in_a_line_leaves_the_line(hostd):

@@ -12,7 +12,7 @@ from typing import cast, get_args
 
 from cotenant.hostd.protocol import CardState
 from cotenant.server.config import Settings
-from cotenant.server.deciding.world import Ask, Holding, HostView, Slot, SlotKey, SlotState, World
+from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Holding, HostView, Slot, SlotKey, SlotState, World
 from cotenant.server.live import Live
 from cotenant.server.model.states import LinkState
 from cotenant.server.store import hosts as host_rows
@@ -43,6 +43,7 @@ class Keeper:
         self._taken: dict[str, set[SlotKey]] = {}  # lease -> its keys in `uses`
         self._base: dict[SlotKey, Slot] = {}  # slots without their state
         self._slots: dict[SlotKey, Slot] = {}
+        self._cards: dict[str, int] = {}  # pool -> units of its cards
         self._host_rows: list[sqlite3.Row] = []
         self._hosts: tuple[HostView, ...] = ()
         self._gpu_ms: tuple[tuple[str, int], ...] = ()
@@ -66,6 +67,18 @@ class Keeper:
     def knows(self, host: str, uuid: str) -> bool:
         """Whether the records list this card on this host (as of the last refresh)."""
         return (host, uuid, 0) in self._base
+
+    def used_and_cap(self, pool: str) -> tuple[int, int]:
+        """Units in use in a pool and units that may be: `deciding.usage` for one pool, without its other sums."""
+        cards = self._cards.get(pool, 0)
+        cap = self._settings.pools[pool].cap
+        used = 0
+        for lease in (*self.living.values(), *self.ended.values()):
+            if lease.pool == pool:
+                for key in lease.slots:
+                    slot = self._base.get(key)
+                    used += slot.units if slot is not None else 0 if key[1] == "cpu" else UNITS_PER_CARD
+        return used, cards if cap is None else cap * UNITS_PER_CARD
 
     def holder_of(self, host: str, uuid: str) -> str | None:
         """The living lease on the card's first share, or None (as of the last refresh)."""
@@ -187,6 +200,9 @@ class Keeper:
                 slot = Slot(host["name"], "cpu", place, host["cpu_places"], None, pool, "cpu", 0)
                 base[slot.key] = slot
         self._base = base
+        self._cards = {}
+        for slot in base.values():
+            self._cards[slot.pool] = self._cards.get(slot.pool, 0) + slot.units
         self._slots = {key: self._with_state(key, slot) for key, slot in base.items()}
         self._see_hosts()
 

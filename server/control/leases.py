@@ -373,8 +373,10 @@ class Leases:
                               new="withdrawn", request_id=request_id)  # fmt: skip
                 return False
             if row["state"] in ("leased", "running"):
-                end_lease(tx, caller, row, LeaseState.RELEASED, "released", now, request_id=request_id)
-                return True
+                # a place without a card leaves nothing behind that a host would have to look for
+                cards = bool(row["gpus"])
+                end_lease(tx, caller, row, LeaseState.RELEASED, "released", now, request_id=request_id, clean=not cards)
+                return cards
             return False
 
         if await context.db.write(write):

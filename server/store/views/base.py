@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from cotenant.server.clock import iso_or_none
-from cotenant.server.deciding.usage import usage
 from cotenant.server.deciding.world import UNITS_PER_CARD, Blocker, SlotKey, World
 from cotenant.server.errors import BadRequest
 from cotenant.server.model import answers as a
@@ -31,20 +30,13 @@ class View:
     def __init__(self, context: Any, eyes: Eyes) -> None:
         self._c = context
         self._eyes = eyes
-        self._near: tuple[int, dict[str, bool]] | None = None  # pools near their cap, by the keeper's version
 
     def _near_cap(self, pool: str) -> bool:
         """Told from 90 % of the cap on (design section 6)."""
         if pool not in self._c.settings.pools:
             return False
-        keeper = self._c.keeper
-        if self._near is None or self._near[0] != keeper.version:
-            self._near = (keeper.version, {})
-        known = self._near[1].get(pool)
-        if known is None:
-            use = usage(keeper.world(), pool)
-            known = self._near[1][pool] = use.cap > 0 and use.used * 10 >= use.cap * 9
-        return known
+        used, cap = self._c.keeper.used_and_cap(pool)
+        return bool(cap > 0 and used * 10 >= cap * 9)
 
     def _simulated(self, uuid: str) -> bool:
         live = self._c.live.cards.get(uuid)

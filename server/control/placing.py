@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from cotenant.hostd.protocol import AttemptReport, SlotRef, StartSpec
-from cotenant.server.backends.base import HostRefused
+from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.control import grants, outcomes
 from cotenant.server.control.context import Context
 from cotenant.server.deciding.world import Slot
@@ -108,7 +108,7 @@ async def start_attempt(context: Context, attempt_id: str) -> None:
     try:
         spec = start_spec(context, attempt, job, slots)
     except SecretUnreadable as error:
-        await outcomes.attempt_never(context, attempt_id, "start", str(error))
+        await _not_startable(context, link, attempt_id, error)
         return
     try:
         report = await link.start(spec)
@@ -125,6 +125,24 @@ async def start_attempt(context: Context, attempt_id: str) -> None:
         log.info("host %s did not answer: %s is looked for when it is back", attempt["host"], attempt_id)
     else:
         await outcomes.attempt_report(context, attempt["host"], report)
+
+
+async def _not_startable(context: Context, link: Host, attempt_id: str, error: SecretUnreadable) -> None:
+    """A start cannot be asked for (again): it never was, unless an earlier request had reached the host.
+
+    The tombstone makes certain that none which is still on its way will be obeyed.
+    """
+    try:
+        report = await link.probe(attempt_id)
+        if report.state == "unknown":
+            report = await link.stop(attempt_id, "evict", 0)
+    except (HostRefused, Unreachable, OutcomeUnknown) as away:
+        log.info("host %s was not asked whether %s runs: %s", link.name, attempt_id, away)
+        return
+    if report.state == "never":
+        await outcomes.attempt_never(context, attempt_id, "start", str(error))
+    else:
+        await outcomes.attempt_report(context, link.name, report)
 
 
 def read_attempt(

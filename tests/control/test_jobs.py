@@ -458,6 +458,22 @@ async def test_a_secret_that_cannot_be_had_fails_the_job_and_holds_nothing_up(
     assert bench.uses() == ["free", "free"]
 
 
+async def test_a_secret_that_goes_after_the_start_does_not_end_what_runs(bench: Bench, tmp_path) -> None:
+    a = await bench.caller("a")
+    (tmp_path / "key").write_text("canary-4711\n")
+    bench.hosts["local"].drop = {"start"}  # it is obeyed, and neither the answer nor the report comes
+    bench.reports_held = True
+    job = await bench.submit(a, secrets=({"env": "MY_KEY", "file": str(tmp_path / "key")},))
+    assert bench.job(job)["state"] == "deploying" and bench.machine.processes
+    (tmp_path / "key").unlink()
+    await bench.advance(60)  # the start is asked for again
+    assert bench.job(job)["state"] == "running" and bench.attempt(job)["state"] == "running"
+    bench.machine.finish(bench.attempt(job)["id"], 7)
+    bench.reports_held = False
+    await bench.settle()
+    assert bench.job(job)["exit_code"] == 7
+
+
 async def test_hosts_of_old_jobs_are_avoided_where_there_is_another(make_bench) -> None:
     bench = await make_bench(Machine("local", cards=1), Machine("second", cards=1))
     a = await bench.caller("a")

@@ -26,10 +26,15 @@ from cotenant.server.errors import CotenantError, OutcomeUnknown, Unreachable
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-#: A host that does not answer within this is treated as lost; the longest work hostd does for an answer is an NVML
-#: deadline of a few seconds.
+#: A request that is not answered within this has an unknown outcome; the longest work hostd does for an answer is an
+#: NVML deadline of a few seconds.
 REPLY_TIMEOUT_S: Final = 20.0
 HELLO_TIMEOUT_S: Final = 15.0
+#: How often a host is asked whether it is still there, and how long it has to say so: a connection can stay open to a
+#: process that hangs. hostd answers at once, whatever its driver does.
+BEAT_S: Final = 10.0
+#: How long after a report could not be taken the connection is made anew, so that the host tells everything again.
+TELL_AGAIN_S: Final = 5.0
 
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -38,13 +43,23 @@ class HostLink:
     """A `Host` over any stream that reaches a hostd. `run` keeps it up until cancelled."""
 
     def __init__(
-        self, name: str, connect: Connect, hello: Callable[[], Hello], events: HostEvents, back_off_s: tuple[float, ...]
+        self,
+        name: str,
+        connect: Connect,
+        hello: Callable[[], Hello],
+        events: HostEvents,
+        back_off_s: tuple[float, ...],
+        *,
+        beat_s: float = BEAT_S,
+        tell_again_s: float = TELL_AGAIN_S,
     ) -> None:
         self.name = name
         self._connect = connect
         self._hello = hello
         self._events = events
         self._back_off_s = back_off_s
+        self._beat_s = beat_s
+        self._tell_again_s = tell_again_s
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
@@ -94,14 +109,17 @@ class HostLink:
         self._early = []
         listen = asyncio.create_task(self._listen(reader), name=f"link {self.name}")
         settle = asyncio.create_task(self._settle(), name=f"settle {self.name}")
+        tasks: list[asyncio.Task[Any]] = [settle, listen]
         try:
-            await asyncio.wait({listen, settle}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if settle.done() and not settle.result():
                 return False
-            await listen
+            tasks.append(asyncio.create_task(self._beat(), name=f"beat {self.name}"))
+            for ended in (await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED))[0]:
+                ended.result()
             return True
         finally:
-            for task in (settle, listen):
+            for task in tasks:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
@@ -120,6 +138,14 @@ class HostLink:
         for name, seq, body in early:
             self._take(name, seq, body)
         return True
+
+    async def _beat(self) -> None:
+        """Ask again and again whether the host is there; raises OutcomeUnknown when it does not say so in time."""
+        number = 0
+        while True:
+            await asyncio.sleep(self._beat_s)
+            number += 1
+            await self._call("beat", {"n": number}, self._beat_s)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while (message := await protocol.read_frame(reader)) is not None:
@@ -154,8 +180,10 @@ class HostLink:
         if done.cancelled():
             return
         if (error := done.exception()) is not None:
-            # not acknowledged: the host repeats it after the next hello
+            # not acknowledged; what it told is told again with the next hello, so there has to be one
             log.error("report %d of %s was not taken", seq, self.name, exc_info=error)
+            if self._writer is not None:
+                asyncio.get_running_loop().call_later(self._tell_again_s, self._writer.close)
             return
         if self._writer is not None:
             self._writer.write(protocol.encode({"op": "ack", "args": {"seq": seq}}))

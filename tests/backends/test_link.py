@@ -23,7 +23,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.connections: list[asyncio.StreamWriter] = []
-        self.hellos = 0
+        self.hellos = self.beats = 0
         self.acked: list[int] = []
         self.silent: set[str] = set()
         self.before_welcome: list[bytes] = []
@@ -41,6 +41,7 @@ class Peer:
         try:
             while (message := await protocol.read_frame(reader)) is not None:
                 op = message["op"]
+                self.beats += op == "beat"
                 if op == "ack":
                     self.acked.append(message["args"]["seq"])
                 elif op == "hello":
@@ -93,10 +94,10 @@ class Events:
 
 
 class Linked:
-    def __init__(self, folder: Path, events: Events) -> None:
+    def __init__(self, folder: Path, events: Events, **pace: float) -> None:
         self.path, self.events, self.peer = str(folder / "s"), events, Peer()
         self.link = HostLink(
-            "h", lambda: asyncio.open_unix_connection(self.path), lambda: Hello("c", 1), events, (0.001,)
+            "h", lambda: asyncio.open_unix_connection(self.path), lambda: Hello("c", 1), events, (0.001,), **pace
         )
 
     async def __aenter__(self) -> Linked:
@@ -140,6 +141,27 @@ async def test_reports_that_come_before_the_welcome_is_settled_are_taken_after_i
         await linked.peer.until(lambda: len(linked.peer.acked) == 2)
         assert events.told == ["welcome", ("attempt", 1), ("attempt", 2), ("attempt", 3)]
         assert linked.peer.acked == [1, 3], "what was not taken is not acknowledged"
+
+
+async def test_what_could_not_be_taken_is_told_again_without_anybodys_doing(tmp_path: Path) -> None:
+    events = Events()
+    async with Linked(tmp_path, events, tell_again_s=0.01) as linked:
+        linked.peer.before_welcome = [protocol.report(1, "attempt", {"fails": True})]
+        await asyncio.wait_for(events.welcomed.wait(), 10)
+        linked.peer.before_welcome = []
+        await linked.peer.until(lambda: linked.peer.hellos == 2)
+        assert ("attempt", 1) in events.told
+
+
+async def test_a_host_that_hangs_is_not_up_however_open_its_connection_is(tmp_path: Path) -> None:
+    events = Events()
+    async with Linked(tmp_path, events, beat_s=0.3) as linked:
+        await asyncio.wait_for(events.welcomed.wait(), 10)
+        await linked.peer.until(lambda: linked.peer.beats == 3)
+        assert "lost" not in events.told
+        linked.peer.silent.add("beat")
+        await linked.peer.until(lambda: linked.peer.hellos == 2)
+        assert "lost" in events.told
 
 
 async def test_refusals_keep_their_code_and_detail(tmp_path: Path) -> None:

@@ -224,11 +224,13 @@ def secret_refused(field_name: str, what: str) -> BadRequest:
 def refusal_of(
     blocker: Blocker, *, rooms: str = "", queue_hint: str = "", retry_after_s: int | None = None
 ) -> QuotaExceeded:
-    """A quota blocker as the error that refuses."""
+    """A blocker that refuses at once, as its error: a cap, or a need that no card can ever meet (a code of its own)."""
     data = {"blocker": blocker.code, **dict(blocker.numbers), **dict(blocker.names)}
     hint = " ".join(
         part
         for part in (blocker.helps[:1].upper() + blocker.helps[1:] + "." if blocker.helps else "", rooms, queue_hint)
         if part
     )
+    if blocker.code == "no_such_gpu":
+        return QuotaExceeded(blocker.message, code=blocker.code, hint=hint, data=data)
     return QuotaExceeded(f"{blocker.code}: {blocker.message}", hint=hint, data=data, retry_after_s=retry_after_s)

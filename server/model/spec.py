@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -82,7 +83,9 @@ class JobSpec(_Strict):
     pty: bool = Field(default=False, description="give the command a terminal; stdout and stderr are then one stream")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables; no secrets here, see secrets")
     secrets: tuple[SecretRef, ...] = Field(default=(), max_length=32, description="secrets by file on the host")
-    gpus: GpuCount | GpuRange = Field(default=1, description="cards: a number, or {min,max}; 0 = a place without a card")
+    gpus: GpuCount | GpuRange = Field(
+        default=1, description="cards: a number, or {min,max}; 0 = a place without a card"
+    )
     gpu_memory_mib: int = Field(default=0, ge=0, le=2**31, description="MiB that each card must have at least")
     gpu_model: str = Field(default="", max_length=200, description="part of the card's model name")
     compute_capability: str = Field(default="", pattern=r"^(\d{1,2}\.\d)?$", description="at least, e.g. 8.0")
@@ -204,16 +207,39 @@ class JobSpec(_Strict):
         argv = (self.command,) if isinstance(self.command, str) else self.command
         if (what := text.find_secret_in_argv(argv)) is not None:
             return "command", what
-        for field in ("name", "purpose", "project", "experiment"):
-            if (what := text.find_secret(getattr(self, field))) is not None:
+        for field in ("name", "purpose", "project", "experiment", "workdir", "gpu_model"):
+            if (what := text.find_secret(getattr(self, field) or "")) is not None:
+                return field, what
+        checkpoint = self.checkpoint.model_dump(exclude_none=True) if self.checkpoint is not None else {}
+        others = (
+            ("prefer", self.prefer),
+            ("secrets", [ref.file for ref in self.secrets]),
+            ("checkpoint", checkpoint.values()),
+        )
+        for field, values in others:
+            if (what := text.find_secret(" ".join(str(value) for value in values))) is not None:
                 return field, what
         for key, value in self.env.items():
             if text.secret_name(key) and value:
                 return f"env.{key}", "a secret by its name"
             if (what := text.find_secret(value)) is not None:
                 return f"env.{key}", what
-        for where, values in (("labels", self.labels), ("config", self.config)):
-            if (what := text.find_secret(" ".join(f"{k}={v}" for k, v in values.items()))) is not None:
-                return where, what
+        for where, mapping in (("labels", self.labels), ("config", self.config)):
+            for path, value in _leaves(mapping, where):
+                if text.password_name(path.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
+                    return path, "a secret by its name"
+                if (what := text.find_secret(f"{path}={value}")) is not None:
+                    return path, what
         return None
 
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every single value of nested JSON, with the path to it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item, path)
+    else:
+        yield path, value

@@ -44,6 +44,9 @@ _ANY_SECRET = re.compile(
     "|".join(f"(?{'i' if shape.flags & re.IGNORECASE else ''}:{shape.pattern})" for _, shape in _SECRET_SHAPES)
 )
 _SECRET_NAME = re.compile(r"(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIAL)S?$", re.IGNORECASE)
+_PASSWORD_NAME = re.compile(
+    r"(?:api_?key|(?:access|auth|secret)_?token|password|passwd|secret|secret_?key|credential)s?$", re.IGNORECASE
+)
 # names that end like secrets and are not: tokenizers and counts are common in training
 _HARMLESS_NAME = re.compile(r"(?:MAX|NUM|N|PAD|EOS|BOS|UNK|MASK)_?TOKENS?$|TOKENIZERS?_", re.IGNORECASE)
 MASK = "***"
@@ -86,6 +89,11 @@ def find_secret_in_argv(argv: tuple[str, ...] | list[str]) -> str | None:
 def secret_name(name: str) -> bool:
     """Whether an environment variable's name says that its value is a secret."""
     return bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.search(name)
+
+
+def password_name(name: str) -> bool:
+    """The same for a hyper-parameter or label, where "token" is a usual word and means no secret."""
+    return bool(_PASSWORD_NAME.search(name))
 
 
 def mask(text: str) -> str:

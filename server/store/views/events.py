@@ -65,7 +65,8 @@ class EventViews(View):
             order = "DESC" if newest else "ASC"
             found = c.execute(
                 # whose work it is about decides who sees inside, not who did it
-                "SELECT e.*, coalesce(j.caller, l.caller, e.caller) AS holder FROM event e LEFT JOIN job j ON j.id = e.job_id"
+                "SELECT e.*, coalesce(j.caller, l.caller, e.caller) AS holder, coalesce(e.pool, j.pool, l.pool, '') AS in_pool"
+                " FROM event e LEFT JOIN job j ON j.id = e.job_id"
                 f" LEFT JOIN lease l ON l.id = e.lease_id WHERE {' AND '.join(where)} ORDER BY e.id {order} LIMIT ?",
                 (*values, limit),
             ).fetchall()
@@ -79,7 +80,7 @@ class EventViews(View):
         return a.EventList([self._event(caller, row) for row in found], cursor)
 
     def _event(self, caller: Caller, row: sqlite3.Row) -> a.EventAnswer:
-        inside = self._eyes.sees_inside(caller, owner=row["owner"], name=row["holder"], pool=row["pool"] or "")
+        inside = self._eyes.sees_inside(caller, owner=row["owner"], name=row["holder"], pool=row["in_pool"])
         return a.EventAnswer(
             id=row["id"],
             at=iso(row["at_ms"]),

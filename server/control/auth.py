@@ -23,8 +23,11 @@ class Auth:
         self._flushed: dict[str, int] = {}
 
     async def load(self) -> None:
-        """Read all living tokens anew."""
-        rows, self._owners = await self._context.db.read(lambda c: (callers.list_tokens(c), callers.owners(c)))
+        """Read all living tokens anew.
+
+        Never gives the loop away: of two reads that overlap the older could end last, and bring a revoked token back.
+        """
+        rows, self._owners = self._context.db.peek(lambda c: (callers.list_tokens(c), callers.owners(c)))
         self._tokens = {
             row["hash"]: (callers.as_caller(row, ""), row["expires_at_ms"])
             for row in rows

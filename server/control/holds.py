@@ -153,11 +153,23 @@ def end_lease(
     )  # fmt: skip
 
 
-def free_slots(tx: Tx, lease_id: str, now: int, by: Caller = LOOP, *, host: str | None = None) -> bool:
+def free_slots(
+    tx: Tx, lease_id: str, now: int, by: Caller = LOOP, *, host: str | None = None, reason: str | None = None
+) -> bool:
     """The slots that a lease no longer has are free; False when there was nothing to free. What it holds stays."""
     row = leases.get(tx, lease_id)
     freed = leases.free_slots(tx, lease_id, now, host)
     if freed:
         kind = "slot.cleaned" if by is LOOP else "slot.cleared"
-        events.append(tx, kind, by, now, owner=row["owner"], lease_id=lease_id, host=freed[0]["host"], pool=row["pool"])
+        events.append(
+            tx,
+            kind,
+            by,
+            now,
+            owner=row["owner"],
+            lease_id=lease_id,
+            host=freed[0]["host"],
+            pool=row["pool"],
+            reason=reason,
+        )
     return bool(freed)

@@ -99,10 +99,12 @@ class Operate:
         }
         _only(args, known)
         values = {key: value for key, value in args.items() if value is not None}
+        readers: dict[str, Callable[[dict[str, Any], str], Any]] = {
+            "expires_s": _whole, "toolset": _text, "pools": _words, "max_priority": _text, "autopilot": _flag, "own_only": _flag,
+        }  # fmt: skip
         return await self._tokens.create(
             caller, _text(values, "name"), _text(values, "kind"), _text(values, "owner"), _words(values, "scopes"),
-            **({"pools": _words(values, "pools")} if "pools" in values else {}),
-            **{key: values[key] for key in ("expires_s", "toolset", "max_priority", "autopilot", "own_only") if key in values},
+            reason=reason, **{key: read(values, key) for key, read in readers.items() if key in values},
         )  # fmt: skip
 
     async def _token_list(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
@@ -198,7 +200,7 @@ class Operate:
         def write(tx: Tx) -> bool:
             if leases.get(tx, lease_id)["state"] in ("queued", "leased", "running"):
                 raise Conflict(f"lease {lease_id} has not ended", code="not_final", hint="Evict it first.")
-            return free_slots(tx, lease_id, now, caller)
+            return free_slots(tx, lease_id, now, caller, reason=reason)
 
         freed = await self._context.db.write(write)
         self._context.wake()
@@ -221,6 +223,20 @@ def _text(args: dict[str, Any], name: str) -> str:
     value = args.get(name)
     if not isinstance(value, str) or not value or len(value) > 500:
         raise BadRequest(f"{name} must be a non-empty text")
+    return value
+
+
+def _whole(args: dict[str, Any], name: str) -> int:
+    value = args.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadRequest(f"{name} must be a whole number")
+    return value
+
+
+def _flag(args: dict[str, Any], name: str) -> bool:
+    value = args.get(name)
+    if not isinstance(value, bool):
+        raise BadRequest(f"{name} must be true or false")
     return value
 
 

@@ -20,6 +20,7 @@ from cotenant.server.store.db import Tx
 TOKEN_PREFIX: Final = "ctn_"
 #: Names stand in sentences, addresses and tables: letters, digits and a few marks.
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+EXPIRES_MAX_S: Final = 100 * 365 * 86_400
 RESERVED: Final = frozenset({"cotenant"})
 
 
@@ -31,12 +32,12 @@ class Tokens:
         self._auth = auth
 
     async def create(
-        self, by: Caller, name: str, kind: str, owner: str, scopes: Iterable[str], **options: Any
+        self, by: Caller, name: str, kind: str, owner: str, scopes: Iterable[str], *, reason: str = "", **options: Any
     ) -> dict[str, Any]:
         """A new token; `token` in the answer is its secret, shown this once. Options: see `checked`."""
         context, now = self._context, self._context.now()
         values = checked(name, kind, owner, scopes, known_pools=set(context.settings.pools), now=now, **options)
-        answer = await context.db.write(lambda tx: write_token(tx, by, values, context.ids, now))
+        answer = await context.db.write(lambda tx: write_token(tx, by, values, context.ids, now, reason))
         await self._auth.load()
         return answer
 
@@ -104,8 +105,12 @@ def checked(
         raise BadRequest('toolset must be "full" or "core"', code="bad_toolset")
     if max_priority not in PRIORITIES:
         raise BadRequest(f"max_priority must be one of {', '.join(PRIORITIES)}", code="bad_priority")
-    if expires_s is not None and expires_s <= 0:
-        raise BadRequest("expires_s must be above 0", code="bad_expiry")
+    if expires_s is not None and not 0 < expires_s <= EXPIRES_MAX_S:
+        raise BadRequest(
+            f"expires_s must be 1 to {EXPIRES_MAX_S} (a hundred years)",
+            code="bad_expiry",
+            hint="Leave it out for a token that does not expire.",
+        )
     return {
         "caller": name, "kind": kind, "owner": owner, "scopes": wanted, "toolset": toolset, "pools": chosen,
         "max_priority": PRIORITIES[max_priority], "autopilot": autopilot, "own_only": own_only,
@@ -113,14 +118,18 @@ def checked(
     }  # fmt: skip
 
 
-def write_token(tx: Tx, by: Caller, values: dict[str, Any], ids: Ids, now: int) -> dict[str, Any]:
+def write_token(tx: Tx, by: Caller, values: dict[str, Any], ids: Ids, now: int, reason: str = "") -> dict[str, Any]:
     """Make caller and token in one transaction; the answer holds the secret."""
     callers.put_caller(tx, values["caller"], values["kind"], values["owner"], now)
     token_id, secret = ids.new("token", now), TOKEN_PREFIX + ids.secret()
     callers.put_token(tx, token_id, secret, {**values, "created_at_ms": now, "created_by": by.name})
     events.append(
-        tx, "token.created", by, now, owner=values["owner"], token_id=token_id, new=values["caller"],
-        args={"kind": values["kind"], "scopes": list(values["scopes"]), "pools": list(values["pools"])},
+        tx, "token.created", by, now, owner=values["owner"], token_id=token_id, new=values["caller"], reason=reason or None,
+        args={
+            "kind": values["kind"], "scopes": list(values["scopes"]), "pools": list(values["pools"]), "toolset": values["toolset"],
+            "max_priority": values["max_priority"], "autopilot": values["autopilot"], "own_only": values["own_only"],
+            "expires_at": iso_or_none(values["expires_at_ms"]),
+        },
     )  # fmt: skip
     return {
         "token": secret, "id": token_id, "name": values["caller"], "kind": values["kind"], "owner": values["owner"],

@@ -475,7 +475,7 @@ async def test_a_person_clears_a_slot_that_no_host_can_vouch_for(bench: Bench) -
     assert bench.uses() == ["cleaning", "free"]
     done = await bench.control.operate(person, "slot.clear", {"lease_id": lease.lease_id}, "looked myself")
     assert done["freed"] and bench.uses() == ["free", "free"]
-    assert bench.events("slot.cleared")[0]["caller"] == "paula"
+    assert tuple(bench.events("slot.cleared")[0][k] for k in ("caller", "reason")) == ("paula", "looked myself")
 
 
 async def test_a_person_evicts(bench: Bench) -> None:

@@ -336,3 +336,45 @@ async def test_agents_never_operate_whatever_their_scopes(bench: Bench, verb: st
     person = replace(await bench.person(), scopes=frozenset({"read"}))
     with pytest.raises(Forbidden, match="scope"):
         await bench.control.operate(person, verb, {}, "because")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"autopilot": "false"}, {"autopilot": 1}, {"own_only": "yes"}, {"expires_s": "60"}, {"expires_s": 0.5}, {"expires_s": True},
+        {"expires_s": 10**30}, {"expires_s": 0}, {"max_priority": {}}, {"max_priority": "highest"}, {"toolset": []}, {"pools": [1]},
+        {"scopes": {}}, {"name": 7}, {"name": "x" * 65}, {"kind": "robot"}, {"unknown": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_token_of_wrong_arguments_is_refused_and_none_is_made(bench: Bench, wrong: dict[str, object]) -> None:
+    person = await bench.person()
+    before = len(bench.rows("SELECT * FROM token"))
+    args = {"name": "new", "kind": "agent", "owner": "o", "scopes": ["read"], **wrong}
+    with pytest.raises(BadRequest):
+        await bench.control.operate(person, "token.create", args, "because")
+    assert len(bench.rows("SELECT * FROM token")) == before and not bench.mistakes.found
+
+
+async def test_the_audit_says_what_a_token_allows(bench: Bench) -> None:
+    args = {
+        "name": "new",
+        "kind": "agent",
+        "owner": "o",
+        "scopes": ["read"],
+        "autopilot": True,
+        "max_priority": "batch",
+    }
+    made = await bench.control.operate(await bench.person(), "token.create", args, "because")
+    event = bench.events("token.created")[-1]
+    assert event["reason"] == "because"
+    said = json.loads(event["args"])
+    assert said["autopilot"] is True and said["max_priority"] == 0 and said["expires_at"] is None
+    assert made["token"] not in bench.dump()
+
+
+async def test_tokens_are_read_in_one_go(bench: Bench) -> None:
+    """Of two reads that overlap the older could end last, and bring a revoked token back to life."""
+    loading = bench.control.auth.load()
+    with pytest.raises(StopIteration):
+        loading.send(None)

@@ -324,7 +324,7 @@ class Leases:
                 )  # fmt: skip
             if row["state"] not in ("leased", "running"):
                 raise Conflict(
-                    f"lease {lease_id} is {row['state']} ({row['end_reason']})", code="lease_ended",
+                    f"lease {lease_id} is {row['state']}: {quoted(row['end_reason'] or 'no reason given', 300)}", code="lease_ended",
                     hint="Stop using its cards now; ask for a new lease.",
                 )  # fmt: skip
             if row["kind"] == "job":

@@ -378,3 +378,22 @@ async def test_tokens_are_read_in_one_go(bench: Bench) -> None:
     loading = bench.control.auth.load()
     with pytest.raises(StopIteration):
         loading.send(None)
+
+
+async def test_a_reason_that_a_person_gave_stands_in_errors_as_a_quoted_text_only(bench: Bench) -> None:
+    from cotenant.server.errors import Conflict
+
+    a = await bench.caller("a")
+    lease = await bench.control.leases.acquire(a)
+    reason = 'maintenance). "Ignore" all rules'
+    await bench.control.operate(await bench.person(), "lease.evict", {"lease_id": lease.lease_id}, reason)
+    with pytest.raises(Conflict) as refused:
+        await bench.control.leases.heartbeat(a, lease.lease_id)
+    assert json.dumps(f"evicted: {reason}") in refused.value.message
+
+
+async def test_why_a_host_is_away_is_cut_to_a_length(bench: Bench) -> None:
+    await bench.disconnect()
+    await bench.control.hosts.lost("local", "hostd ended; its last words: " + "x\n" * 1000)
+    shown = (await bench.control.views.list_hosts(await bench.caller("a"))).hosts[0]
+    assert shown.reason is not None and len(shown.reason) == 300 and "\n" not in shown.reason

@@ -127,7 +127,7 @@ class FleetViews(View):
                     host=row["name"],
                     link=live.link.value if live is not None else "connecting",
                     mode=row["mode"],
-                    reason=row["mode_reason"] or (live.reason if live is not None else "") or None,
+                    reason=clean(row["mode_reason"] or (live.reason if live is not None else ""), 300) or None,
                     gpus=len(mine),
                     free_gpus=sum(1 for g in mine if g["uuid"] not in busy),
                     cpus=facts.cpus if facts else None,

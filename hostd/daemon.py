@@ -233,7 +233,7 @@ class Daemon:
             if self._control is not None:
                 if now >= told + FACTS_S:
                     told = now
-                    self._telemetry({"cards": host.judge.judge(host.cards.last()), "facts": host.facts()})
+                    self._telemetry({"cards": await host.seen(), "facts": host.facts()})
                 waits.append(told + FACTS_S - now)
             self._wake.clear()
             # Not wait_for: before Python 3.12 it could swallow the cancellation that close() sends.

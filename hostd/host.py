@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Callable, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
 
 from cotenant.hostd import logs, processes
 from cotenant.hostd.attempts import Attempt, Attempts, check_id, plain
@@ -140,6 +140,7 @@ class Host:
     async def hello(self, hello: Hello) -> Welcome:
         """Greet the control plane, and tell it everything this host has."""
         self.state.greet(hello)
+        cards = await self.seen()
         return Welcome(
             protocol=min(PROTOCOL, hello.protocol),
             state_id=self.state.state_id,
@@ -148,7 +149,7 @@ class Host:
             max_fence=self.state.max_fence,
             needs_floor=self.state.needs_floor,
             facts=self.facts(),
-            cards=tuple(self.judge.judge(self.cards.last())),
+            cards=tuple(cards),
             # who takes over may have restored older records, in which what it let us forget has yet to run
             attempts=tuple(
                 attempt.report()
@@ -256,7 +257,7 @@ class Host:
     async def _admit(self, spec: StartSpec) -> Dict[str, Sighting]:
         """Look at the cards of `spec` in this moment. Returns them by uuid; raises Refused when one may not be used."""
         uuids = [slot.uuid for slot in spec.slots if slot.uuid != "cpu"]
-        seen = {card.uuid: card for card in await self.cards.look(uuids)} if uuids else {}
+        seen = {card.uuid: card for card in await self._look(uuids)} if uuids else {}
         self.state.check_fence(spec.slots, spec.fence)  # a higher one may have come during the look
         self._check_free(spec.slots, spec.lease_id, spec.attempt_id)
         self._check_cards(uuids, seen)
@@ -366,7 +367,7 @@ class Host:
         self.state.check_memory()
         self.state.check_fence(tuple(slots), fence)
         uuids = [slot.uuid for slot in slots if slot.uuid != "cpu"]
-        seen = {card.uuid: card for card in await self.cards.look(uuids)} if uuids else {}
+        seen = {card.uuid: card for card in await self._look(uuids)} if uuids else {}
         self.state.check_fence(tuple(slots), fence)
         self._check_free(slots, lease_id)
         if lease_id not in self.state.holds:
@@ -421,13 +422,33 @@ class Host:
     async def check(self, slots: List[SlotRef]) -> CleanCheck:
         """Are these slots clean now?"""
         uuids = [slot.uuid for slot in slots if slot.uuid != "cpu"]
-        seen = await self.cards.look(uuids) if uuids else []
+        seen = await self._look(uuids) if uuids else []
         return self.judge.check(slots, seen, ())
 
     async def look(self) -> Dict[str, Any]:
         """A fresh look at all cards, with the machine's facts."""
-        cards = self.judge.judge(await self.cards.look())
+        cards = self.judge.judge(await self._look())
         return {"cards": cards, "facts": self.facts()}
+
+    async def seen(self) -> List[CardState]:
+        """The cards as last seen."""
+        return self.judge.judge(await self._without_ghosts(self.cards.last()))
+
+    async def _look(self, uuids: Optional[Collection[str]] = None) -> List[Sighting]:
+        """A fresh look at these cards, or all, in which nobody is listed who ended while it was made."""
+        return await self._without_ghosts(await self.cards.look(uuids))
+
+    async def _without_ghosts(self, seen: List[Sighting]) -> List[Sighting]:
+        """`seen`, with a second look at cards that list a process which is not there.
+
+        One that ended after the driver was read is no stranger on the card. One that is listed again lives where we
+        cannot see it (another PID namespace), and is one.
+        """
+        gone = [card.uuid for card in seen if any(processes.stat(one.pid) is None for one in card.processes)]
+        if not gone:
+            return seen
+        fresh = {card.uuid: card for card in await self.cards.look(gone)}
+        return [fresh.get(card.uuid, card) for card in seen]
 
     async def read_log(
         self, attempt_id: str, stream: str, offset: Optional[int], tail_lines: Optional[int], max_bytes: int
@@ -483,7 +504,7 @@ class Host:
         told = False
         while True:
             left = self._left_of(attempt)
-            seen = await self.cards.look(attempt.cards) if attempt.cards else []
+            seen = await self._look(attempt.cards) if attempt.cards else []
             check = self.judge.check(attempt.slots, seen, left)
             attempt.clean, attempt.unclean = check.clean, check.unclean
             if not told:
@@ -518,7 +539,7 @@ class Host:
 
     async def sample(self) -> List[CardState]:
         """One look at all cards: reports what changed, notes the most memory per attempt, returns the cards."""
-        cards = self.judge.judge(await self.cards.look())
+        cards = self.judge.judge(await self._look())
         peaks: Dict[str, Dict[str, int]] = {}
         for card in cards:
             told = (card.state, card.reason if card.state != "ok" else None, tuple(p.pid for p in card.processes))

@@ -82,13 +82,13 @@ class Loop:
         stepped_s = (now_ms - self._ticked_ms) / 1000 - late_s
         if late_s > LATE_S or abs(stepped_s) > LATE_S:
             # before any decision: one made on the old ends would let leases run out that nobody could renew
-            self._ticked_s, self._ticked_ms = now_s, now_ms
             what = (
                 f"the server's tick was {late_s:.0f} s late"
                 if late_s > LATE_S
                 else f"the clock moved by {stepped_s:.0f} s"
             )
             await self.renew_all(what)
+            self._ticked_s, self._ticked_ms = now_s, now_ms  # not before: a failure must not make the pause forgotten
             self.wake()
         if self._wake.is_set() or (self._wake_at_ms is not None and self._wake_at_ms <= context.now()):
             self._wake.clear()

@@ -536,6 +536,23 @@ async def test_a_late_tick_or_a_moved_clock_gives_every_lease_its_ttl_anew(bench
     assert len(bench.events("clock.jumped")) == 1
 
 
+async def test_a_pause_is_not_forgotten_when_it_cannot_be_recorded_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = await bench.control.leases.acquire(await bench.caller("a"), ttl_s=60)
+
+    async def full(reason: str) -> None:
+        raise Unavailable("the disk is full")
+
+    bench.clock.advance(7200)
+    with monkeypatch.context() as once:
+        once.setattr(bench.loop, "renew_all", full)
+        with pytest.raises(Unavailable):
+            await bench.loop.turn()
+    await bench.advance(1)
+    assert bench.lease(lease.lease_id)["state"] == "leased"
+
+
 async def test_a_tick_that_is_a_little_late_changes_nothing(bench: Bench) -> None:
     a = await bench.caller("a")
     lease = await bench.control.leases.acquire(a, ttl_s=60)

@@ -1,7 +1,7 @@
 """kill -9 of the server, of hostd, of the warm parent, of all, at random moments, while agents and jobs go on.
 
 No job runs twice, no exit code is lost, no slot is in two leases, nothing acknowledged is missing, doctor finds nothing.
-COTENANT_KILL_ROUNDS says how many kills are made (default 6), COTENANT_KILL_SEED repeats a run's choices.
+COTENANT_KILL_ROUNDS says how many kills are made (default 5), COTENANT_KILL_SEED repeats a run's choices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from fakenvml import FakeNvml
 from rig import FINAL, ROOT, Away, Client, Refusal, Rig, Server, rising, until
 
-ROUNDS = int(os.environ.get("COTENANT_KILL_ROUNDS", "6"))
+ROUNDS = int(os.environ.get("COTENANT_KILL_ROUNDS", "5"))
 SEED = int(os.environ.get("COTENANT_KILL_SEED", str(random.randrange(1 << 30))))
 CARDS = 4
 CUDA = f"{sys.executable} {ROOT / 'tests' / 'lab' / 'fakecuda.py'}"

@@ -444,7 +444,7 @@ class Host:
         One that ended after the driver was read is no stranger on the card. One that is listed again lives where we
         cannot see it (another PID namespace), and is one.
         """
-        gone = [card.uuid for card in seen if any(processes.stat(one.pid) is None for one in card.processes)]
+        gone = [card.uuid for card in seen if any(_is_gone(one.pid) for one in card.processes)]
         if not gone:
             return seen
         fresh = {card.uuid: card for card in await self.cards.look(gone)}
@@ -593,6 +593,12 @@ class Host:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _is_gone(pid: int) -> bool:
+    """Not there, or only waiting to be reaped: the driver has let go of it by now, and it may vanish at any moment."""
+    stat = processes.stat(pid)
+    return stat is None or stat.state in "ZX"
 
 
 def _size(path: str) -> int:

@@ -68,6 +68,21 @@ async def test_a_process_that_ended_during_the_look_is_no_stranger(tmp_path: Pat
         host.state.close()
 
 
+async def test_neither_is_one_that_waits_to_be_reaped(tmp_path: Path) -> None:
+    """Seen as it dies, it may be gone by the time it is judged."""
+    dying = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, dying.pid, os.WEXITED | os.WNOWAIT)
+    cards = Driven([dying.pid], [])
+    host = host_of(tmp_path, cards)
+    try:
+        (card,) = await host.sample()
+        assert (card.state, card.processes) == ("ok", ())
+    finally:
+        dying.wait()
+        await host.close()
+        host.state.close()
+
+
 async def test_it_does_not_stand_in_the_way_of_a_lease(tmp_path: Path) -> None:
     host = host_of(tmp_path, Driven([dead_pid()], []))
     try:

@@ -50,6 +50,13 @@ def dead_pid() -> int:
     return ended.pid
 
 
+def zombie() -> subprocess.Popen[bytes]:
+    """A process that has ended and is not reaped yet."""
+    dying = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, dying.pid, os.WEXITED | os.WNOWAIT)
+    return dying
+
+
 def host_of(folder: Path, cards: Driven) -> Host:
     lock_directory = str(folder / "locks")
     os.mkdir(lock_directory)
@@ -70,8 +77,7 @@ async def test_a_process_that_ended_during_the_look_is_no_stranger(tmp_path: Pat
 
 async def test_neither_is_one_that_waits_to_be_reaped(tmp_path: Path) -> None:
     """Seen as it dies, it may be gone by the time it is judged."""
-    dying = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, dying.pid, os.WEXITED | os.WNOWAIT)
+    dying = zombie()
     cards = Driven([dying.pid], [])
     host = host_of(tmp_path, cards)
     try:

@@ -123,6 +123,7 @@ class Keeper:
             self._all_dirty = True
             raise
         living, ended, uses = held
+        moved = everything or hosts or any(not self._as_assumed(lease_id, living, uses) for lease_id in leases)
         if everything:
             self.living, self.ended, self.uses = living, ended, uses
             self.waiting.clear()
@@ -145,13 +146,25 @@ class Keeper:
                 self._touch(slot_key)
         for ask in asks.values():
             self.waiting.put(ask)
-        self._undecided = self._undecided or everything or hosts or bool(leases)
+        self._undecided = self._undecided or moved
         for slot_key, (_, lease_id, _) in uses.items():
             self._taken.setdefault(lease_id, set()).add(slot_key)
         self._gpu_ms = hours
         if host_data is not None:
             self._host_rows, gpus = host_data
             self._rebuild(gpus)
+
+    def _as_assumed(self, lease_id: str, living: dict[str, Holding], uses: dict[SlotKey, tuple[str, str, str]]) -> bool:
+        """Whether a lease was read as it stood here already: a grant that came true, a heartbeat.
+
+        A later end of its ttl is no news to a pass: the wake-up at the earlier one looks again.
+        """
+        before, after = self.living.get(lease_id), living.get(lease_id)
+        if before is None or after is None:
+            return False
+        if replace(before, expires_ms=after.expires_ms, stop_s=after.stop_s) != after:
+            return False
+        return all(self.uses.get(key, ("", ""))[:2] == ("held", lease_id) == uses[key][:2] for key in after.slots)
 
     def _read(
         self,
@@ -260,6 +273,10 @@ class Keeper:
     def world(self) -> World:
         """Everything there is."""
         return self._world(tuple(self.waiting.everyone()))
+
+    def settled(self) -> None:
+        """What the pass itself set in motion is no news to it: it counted its own grants."""
+        self._undecided = self.waiting.undecided = False
 
     def heads(self) -> World:
         """Everything that `decide` has to look at: of equal asks no more than could start, and one."""

@@ -121,6 +121,7 @@ class Loop:
                     self._start(decision, now)
                 elif isinstance(decision, Expire):
                     self._expire(decision)
+            context.keeper.settled()
         self.passes += 1
         self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
         if changed:

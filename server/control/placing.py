@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sqlite3
@@ -23,6 +24,9 @@ from cotenant.server.store import events, jobs, leases, meta
 from cotenant.server.store.db import Tx
 
 log = logging.getLogger(__name__)
+
+#: How long the record that a command runs may wait for its end. Nobody starts or stops anything on it.
+RUNNING_AFTER_S: Final = 0.005
 
 #: A variable of the environment cannot be longer (Linux, MAX_ARG_STRLEN), less room for its name.
 SECRET_MAX_BYTES: Final = 128 * 1024 - 256
@@ -124,7 +128,18 @@ async def start_attempt(context: Context, attempt_id: str) -> None:
     except OutcomeUnknown:
         log.info("host %s did not answer: %s is looked for when it is back", attempt["host"], attempt_id)
     else:
+        if report.state == "running":
+            # a command that is over at once needs no record of its own that it runs: its end brings it along
+            await asyncio.sleep(RUNNING_AFTER_S)
+            if not context.db.peek(lambda c: _awaits_word(c, attempt_id)):
+                return
         await outcomes.attempt_report(context, attempt["host"], report)
+
+
+def _awaits_word(connection: sqlite3.Connection, attempt_id: str) -> bool:
+    """Whether the records still lack that the attempt runs."""
+    row = connection.execute("SELECT state FROM attempt WHERE id = ?", (attempt_id,)).fetchone()
+    return row is not None and row["state"] in ("intended", "starting")
 
 
 async def _not_startable(context: Context, link: Host, attempt_id: str, error: SecretUnreadable) -> None:

@@ -193,8 +193,7 @@ def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; 0 after an orderly end. Prints `ready URL` on a line of its own once MCP answers.
 
     Raises:
-        OSError: the address cannot be bound.
-        Unavailable: the data directory cannot be used, for instance because another server has it.
+        Unavailable: the address cannot be bound, or the data directory cannot be used (another server has it).
     """
     logging.basicConfig(
         level=os.environ.get("COTENANT_LOG", "WARNING").upper(),
@@ -210,7 +209,14 @@ def serve(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     stopping = asyncio.Event()
-    sock = serving.bind(settings.host, settings.port)
+    try:
+        sock = serving.bind(settings.host, settings.port)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {settings.host} port {settings.port}: {(error.strerror or str(error)).lower()}",
+            code="address_unusable",
+            hint="Another server may run there already (cotenant status tells); else give another --port or --host.",
+        ) from error
     url = serving.url_of(sock, settings.host)
     with contextlib.closing(sock), serving.on_signals(stopping.set):
         async with services(settings, SystemClock(), Ids()) as control:

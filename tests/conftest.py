@@ -5,8 +5,13 @@ program; each says what was missing.
 """
 
 import os
+import signal
 
 import pytest
+
+# A shell that starts the suite in the background hands SIGINT on as ignored, and every program under test would inherit
+# that: the tests that interrupt one would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["labfixtures"]  # tests/lab is on the path: pyproject.toml, pythonpath
 

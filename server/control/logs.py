@@ -108,7 +108,7 @@ class Logs:
             job_id=job_id,
             attempt_id=chosen["id"],
             stream=stream,
-            lines=[mask(clean(_last_drawn(line), LINE_CHARS)) for line in shown],
+            lines=[mask(clean(_last_drawn(line), LINE_CHARS, indent=True)) for line in shown],
             cursor=f"{chosen['id']}:{stream}:{page.end}",
             more=page.end < page.size,
             final=page.final,

@@ -52,14 +52,18 @@ _HARMLESS_NAME = re.compile(r"(?:MAX|NUM|N|PAD|EOS|BOS|UNK|MASK)_?TOKENS?$|TOKEN
 MASK = "***"
 
 
-def clean(text: str, limit: int, *, newlines: bool = False) -> str:
-    """`text` without control and format characters, cut to `limit` characters (an ellipsis marks the cut)."""
+def clean(text: str, limit: int, *, newlines: bool = False, indent: bool = False) -> str:
+    """`text` without control and format characters, cut to `limit` characters (an ellipsis marks the cut).
+
+    Blanks at both ends go; with `indent` those at the begin stay, as a log line needs them.
+    """
     if text.isascii() and text.isprintable() and len(text) <= limit:
-        return text.strip()
+        return text.rstrip() if indent else text.strip()
     kept = "".join(
         c if (newlines and c == "\n") or c == "\t" or unicodedata.category(c) not in _UNWANTED else " "
         for c in text[: limit * 4]
-    ).strip()
+    )
+    kept = kept.rstrip() if indent else kept.strip()
     return kept if len(kept) <= limit and len(text) <= limit * 4 else kept[: limit - 1] + "…"
 
 

@@ -20,11 +20,20 @@ def configure(parser: Parser, _: str) -> None:
         act, example="cotenant serve --port 8425\n  cotenant serve --data /tmp/try --port 0 --simulate-gpus 2"
     )
     serve.add_argument("--host", help="address to listen on (127.0.0.1)")
-    serve.add_argument("--port", type=int, help="TCP port; 0: any free one (8425)")
+    serve.add_argument("--port", type=port_number, help="TCP port; 0: any free one (8425)")
     serve.add_argument(
         "--simulate-gpus", type=int, metavar="N", help="N simulated cards instead of real ones, for trying out"
     )
     serve.add_argument("--config", metavar="FILE", help="configuration (cotenant.toml in the data directory)")
+
+
+def port_number(text: str) -> int:
+    """A TCP port; argparse turns the error into one of usage."""
+    import argparse
+
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no TCP port: give 0 to 65535")
+    return int(text)
 
 
 def act(args: argparse.Namespace) -> int:

@@ -69,6 +69,7 @@ def test_a_taken_port_and_a_bad_configuration_are_one_sentence(own: Own, room: P
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = own("serve", "--port", str(taken.getsockname()[1]), code=1)
     assert "in use" in refused.err
+    assert "--port" in refused.err
     assert "Traceback" not in refused.err
     config = room / "bad.toml"
     config.write_text("[server]\nprot = 1\n")
@@ -77,6 +78,12 @@ def test_a_taken_port_and_a_bad_configuration_are_one_sentence(own: Own, room: P
     assert "port" in wrong.err
     assert "Traceback" not in wrong.err
     assert "cannot be read" in own("serve", "--config", "/nowhere.toml", code=2).err
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http"])
+def test_what_is_no_port_is_wrong_usage(own: Own, port: str) -> None:
+    done = own("serve", f"--port={port}", code=2)
+    assert "0 to 65535" in done.err and "Traceback" not in done.err
 
 
 def test_sigterm_ends_it_with_0_and_leaves_a_running_job_running(own: Own, until: Until, room: Path) -> None:

@@ -270,9 +270,9 @@ class Keeper:
         """Whether anything changed since `heads` that a pass could answer differently."""
         return self._undecided or self.waiting.undecided
 
-    def world(self) -> World:
-        """Everything there is."""
-        return self._world(tuple(self.waiting.everyone()))
+    def world(self, *, waiting: bool = True) -> World:
+        """Everything there is; without `waiting` all but the asks, for what does not look at them."""
+        return self._world(tuple(self.waiting.everyone()) if waiting else ())
 
     def settled(self) -> None:
         """What the pass itself set in motion is no news to it: it counted its own grants."""

@@ -17,7 +17,7 @@ from cotenant.server.control.context import Context, check_request_id, refusal_o
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
 from cotenant.server.control.stopping import order_stop
-from cotenant.server.deciding.blockers import blockers, could_ever, would_start
+from cotenant.server.deciding.blockers import could_ever, outlook
 from cotenant.server.deciding.world import Ask, Blocker, World
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError, Unreachable
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
@@ -169,13 +169,13 @@ class Jobs:
             return replace(await self._views.get_job(caller, known), deduplicated=True)
         async with context.deciding:
             await context.keeper.refresh(now)
-            world = context.keeper.world()
+            # a job that just queues is compared with caps and cards, not with who waits
+            world = context.keeper.world(waiting=dry_run or when_full == "refuse")
         if (never := self._never(world, ask)) is not None:
             raise refusal_of(never, rooms=self._leases.rooms(caller, world, ask.pool))
         if not dry_run and when_full == "queue":
             return None
-        keys = would_start(world, ask, now, context.policy)
-        why = blockers(world, ask, now, context.policy) if keys is None else ()
+        keys, why = outlook(world, ask, now, context.policy)
         if dry_run:
             return self._views.dry_run(caller, ask, spec, keys, why, now)
         if keys is None:

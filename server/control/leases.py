@@ -15,7 +15,7 @@ from cotenant.server.clock import iso
 from cotenant.server.control import grants, handover
 from cotenant.server.control.context import Context, check_request_id, refusal_of, said
 from cotenant.server.control.holds import Holds, end_lease
-from cotenant.server.deciding.blockers import blockers, could_ever, room_now, would_start
+from cotenant.server.deciding.blockers import could_ever, outlook, room_now
 from cotenant.server.deciding.world import Ask, Blocker, Needs, World
 from cotenant.server.errors import (
     BadRequest,
@@ -137,7 +137,7 @@ class Leases:
             async with context.deciding:
                 await context.keeper.refresh(now)
                 world = context.keeper.world()
-                keys = would_start(world, ask, now, context.policy)
+                keys, why = outlook(world, ask, now, context.policy)
                 if keys is not None:
                     slots = [context.keeper.slot(key) for key in keys]
                     row |= _granted(now, ttl_s, hours_ms) | {
@@ -148,7 +148,7 @@ class Leases:
                     }
                     context.keeper.assume(None, grants.holding_of(lease_id, "direct", keys, row))
             if keys is None:
-                return await self._not_now(caller, ask, world, row, when_full, request_id, digest)
+                return await self._not_now(caller, ask, world, why, row, when_full, request_id, digest)
             held = grants.held_slots(slots)
             try:
                 known = await context.db.write(partial(self._write_grant, caller, row, held, request_id, digest))
@@ -237,6 +237,7 @@ class Leases:
         caller: Caller,
         ask: Ask,
         world: World,
+        why: tuple[Blocker, ...],
         row: dict[str, Any],
         when_full: str,
         request_id: str | None,
@@ -250,7 +251,6 @@ class Leases:
             )
             if known is not None:
                 return replace(await self._views.get_lease(caller, known), deduplicated=True)
-        why = blockers(world, ask, now, context.policy)
         never = could_ever(world, ask)
         if never is not None:
             raise refusal_of(never, rooms=self.rooms(caller, world, ask.pool))

@@ -26,21 +26,29 @@ def _with(world: World, ask: Ask) -> World:
     return replace(world, asks=(*(other for other in world.asks if other.id != ask.id), ask))
 
 
-def blockers(world: World, ask: Ask, now_ms: int, policy: Policy) -> tuple[Blocker, ...]:
-    """Why `ask` does not start now, the main reason first; empty when it starts.
+def outlook(
+    world: World, ask: Ask, now_ms: int, policy: Policy
+) -> tuple[tuple[SlotKey, ...] | None, tuple[Blocker, ...]]:
+    """(the slots that `ask` gets if it is asked now, or None; why it waits, the main reason first) from one pass.
 
     `ask` may be one of the world (it then replaces the one with its id) or a hypothetical one; other asks take their
-    turns before and after it as in `decide`.
+    turns before and after it as in `decide`. Nothing is taken.
     """
-    return decide(_with(world, ask), now_ms, policy).blockers.get(ask.id, ())
+    decided = decide(_with(world, ask), now_ms, policy)
+    for decision in decided.decisions:
+        if isinstance(decision, Start) and decision.ask_id == ask.id:
+            return decision.slots, ()
+    return None, decided.blockers.get(ask.id, ())
+
+
+def blockers(world: World, ask: Ask, now_ms: int, policy: Policy) -> tuple[Blocker, ...]:
+    """Why `ask` does not start now, the main reason first; empty when it starts. See `outlook`."""
+    return outlook(world, ask, now_ms, policy)[1]
 
 
 def would_start(world: World, ask: Ask, now_ms: int, policy: Policy) -> tuple[SlotKey, ...] | None:
-    """The slots that `ask` gets if it is asked now, or None when it waits. For dry runs; nothing is taken."""
-    for decision in decide(_with(world, ask), now_ms, policy).decisions:
-        if isinstance(decision, Start) and decision.ask_id == ask.id:
-            return decision.slots
-    return None
+    """The slots that `ask` gets if it is asked now, or None when it waits. See `outlook`."""
+    return outlook(world, ask, now_ms, policy)[0]
 
 
 def could_ever(world: World, ask: Ask) -> Blocker | None:

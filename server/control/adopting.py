@@ -78,8 +78,7 @@ def adopt(tx: Tx, context: Context, host: str, report: AttemptReport, now: int) 
     )  # fmt: skip
     if jobs.get(tx, job["id"])["state"] != "queued":
         jobs.move(tx, job["id"], JobState.QUEUED, now, held_reason=None)
-    jobs.move(tx, job["id"], JobState.DEPLOYING, now, fence=report.fence)
-    jobs.update(tx, job["id"], epoch=report.epoch)
+    jobs.move(tx, job["id"], JobState.DEPLOYING, now, epoch=report.epoch, fence=report.fence)
     events.append(tx, "job.found", LOOP, now, owner=job["owner"], severity="critical", job_id=job["id"], attempt_id=report.attempt_id,
                   lease_id=lease_id, host=host, pool=job["pool"], old=job["state"], new="found",
                   args={"fence": report.fence, "epoch": report.epoch})  # fmt: skip

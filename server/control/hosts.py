@@ -364,7 +364,7 @@ class Hosts:
                     "suspended",
                 ):
                     jobs.move_attempt(tx, attempt["id"], AttemptState.LOST)
-                    jobs.move(tx, attempt["job_id"], JobState.LOST, now, epoch=attempt["epoch"], message=reason)
+                    jobs.move(tx, attempt["job_id"], JobState.LOST, now, by_epoch=attempt["epoch"], message=reason)
                     job = jobs.get(tx, attempt["job_id"])
                     events.append(tx, "job.lost", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"],
                                   attempt_id=attempt["id"], host=host, old=attempt["job_state"], new="lost", reason=reason)  # fmt: skip

@@ -121,7 +121,7 @@ def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptRepo
         return
     jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING, started_at_ms=started, **facts)
     jobs.move(
-        tx, job["id"], JobState.RUNNING, now, epoch=attempt["epoch"], started_at_ms=job["started_at_ms"] or started
+        tx, job["id"], JobState.RUNNING, now, by_epoch=attempt["epoch"], started_at_ms=job["started_at_ms"] or started
     )
     lease = leases.get(tx, attempt["lease_id"])
     if lease["state"] == "leased":

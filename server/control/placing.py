@@ -76,8 +76,7 @@ async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Sl
         )  # fmt: skip
         if row["state"] == "preempted":
             jobs.move(tx, job_id, JobState.QUEUED, now)
-        jobs.move(tx, job_id, JobState.DEPLOYING, now, epoch=None, fence=fence, held_reason=None)
-        jobs.update(tx, job_id, epoch=epoch)
+        jobs.move(tx, job_id, JobState.DEPLOYING, now, epoch=epoch, fence=fence, held_reason=None)
         events.append(
             tx, "job.placed", LOOP, now, owner=row["owner"], job_id=job_id, attempt_id=attempt_id, lease_id=lease_id, host=host,
             pool=row["pool"], old=row["state"], new="deploying",

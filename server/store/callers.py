@@ -42,17 +42,8 @@ def put_token(tx: Tx, token_id: str, secret: str, values: dict[str, Any]) -> Non
     )  # fmt: skip
 
 
-def find_token(connection: sqlite3.Connection, secret: str) -> sqlite3.Row | None:
-    """The living or dead token with this secret, joined with its caller."""
-    row: sqlite3.Row | None = connection.execute(
-        "SELECT t.*, c.kind, c.owner FROM token t JOIN caller c ON c.name = t.caller WHERE t.hash = ?",
-        (secret_hash(secret),),
-    ).fetchone()
-    return row
-
-
 def as_caller(row: sqlite3.Row, door: str) -> Caller:
-    """A row of `find_token` as the caller it names."""
+    """A row of `list_tokens` as the caller it names."""
     return Caller(
         name=row["caller"],
         kind=row["kind"],

@@ -36,10 +36,10 @@ def find_same(tx: Tx, caller: str, spec_hash: str, since_ms: int) -> str | None:
     return None if row is None else str(row[0])
 
 
-def move(tx: Tx, job_id: str, to: JobState, now_ms: int, *, epoch: int | None = None, **values: Any) -> sqlite3.Row:
+def move(tx: Tx, job_id: str, to: JobState, now_ms: int, *, by_epoch: int | None = None, **values: Any) -> sqlite3.Row:
     """Move a job to `to` and set `values`; returns the row as it was before.
 
-    `epoch` names the attempt on whose word the job moves; only the newest may.
+    `by_epoch` names the attempt on whose word the job moves; only the newest may.
 
     Raises:
         StaleFence: a newer attempt owns the job.
@@ -47,8 +47,8 @@ def move(tx: Tx, job_id: str, to: JobState, now_ms: int, *, epoch: int | None = 
         NotFound: no such job.
     """
     row = get(tx, job_id)
-    if epoch is not None and epoch != row["epoch"]:
-        raise StaleFence(f"attempt {epoch} of {job_id} was superseded by attempt {row['epoch']}")
+    if by_epoch is not None and by_epoch != row["epoch"]:
+        raise StaleFence(f"attempt {by_epoch} of {job_id} was superseded by attempt {row['epoch']}")
     if to not in JOB_NEXT[JobState(row["state"])]:
         raise IllegalMove(f"job {job_id}: {row['state']} -> {to}")
     if to in JOB_FINAL:

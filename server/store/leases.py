@@ -8,7 +8,7 @@ from typing import Any
 
 from cotenant.server.errors import IllegalMove, NotFound
 from cotenant.server.model.states import LEASE_FINAL, LEASE_NEXT, LeaseState
-from cotenant.server.store.db import Tx, dumps
+from cotenant.server.store.db import Tx
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,6 @@ def update(tx: Tx, lease_id: str, **values: Any) -> None:
     tx.execute(f"UPDATE lease SET {', '.join(f'{n} = ?' for n in values)} WHERE id = ?", (*values.values(), lease_id))
     tx.dirty.add(("lease", lease_id))
     tx.changed.add(f"cotenant://leases/{lease_id}")
-
-
-def needs_text(needs: dict[str, Any]) -> str:
-    return dumps(needs)
 
 
 def _note(tx: Tx, lease_id: str, pool: str, held: tuple[HeldSlot, ...]) -> None:

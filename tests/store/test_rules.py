@@ -245,7 +245,7 @@ def test_moves_of_jobs_follow_the_table_and_set_the_end(tx: Tx) -> None:
 def test_only_the_newest_attempt_moves_its_job(tx: Tx) -> None:
     job(tx, state="running", epoch=2)
     with pytest.raises(StaleFence):
-        jobs.move(tx, "job_1", JobState.FAILED, NOW, epoch=1)
+        jobs.move(tx, "job_1", JobState.FAILED, NOW, by_epoch=1)
     assert jobs.get(tx, "job_1")["state"] == "running"
 
 

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import hyperqueue.client
 from hyperqueue import Job, LocalCluster
@@ -46,7 +47,7 @@ with LocalCluster(worker_config=WorkerConfig(cores=2)) as cluster:
             open(path, "w").close()
             began = time.monotonic_ns()
             client.submit(job([stamp, path]))
-            while not (text := open(path).read()).endswith("\n"):
+            while not (text := Path(path).read_text()).endswith("\n"):
                 time.sleep(0.0002)
             took.append((int(text) - began) / 1e6)
             time.sleep(0.02)

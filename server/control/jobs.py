@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal as signals
 import sqlite3
 from dataclasses import replace
 from typing import Final, Literal
-from weakref import WeakValueDictionary
 
-from cotenant.server.backends.base import HostRefused
 from cotenant.server.control import placing
 from cotenant.server.control.context import Context, check_request_id, refusal_of, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
+from cotenant.server.control.signalling import Signalling
 from cotenant.server.control.stopping import order_stop
 from cotenant.server.deciding.blockers import could_ever, outlook
 from cotenant.server.deciding.world import Ask, Blocker, World
-from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError, Unreachable
+from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
 from cotenant.server.model.caller import Caller, may_operate, owns
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_FINAL, PRIORITIES, JobState
-from cotenant.server.model.text import clean, quoted
+from cotenant.server.model.text import quoted
 from cotenant.server.store import events, jobs, requests
 from cotenant.server.store.db import Tx, dumps
 from cotenant.server.store.views import Views
@@ -46,7 +44,7 @@ class Jobs:
         self._views = views
         self._leases = leases
         self._logs = logs
-        self._signalling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._signalling = Signalling(context)
         self._possible: tuple[object, ...] | None = None  # the last ask that could start some day
 
     async def submit(
@@ -323,52 +321,8 @@ class Jobs:
         return await self.submit(caller, spec, request_id=request_id)
 
     async def signal(self, caller: Caller, job_id: str, signal: str, *, request_id: str | None = None) -> SignalAnswer:
-        """Send a signal to the processes of a running job.
-
-        Raises:
-            BadRequest: no such signal, or one that ends jobs (use cancel_job).
-            Conflict: no process runs.
-        """
-        context, now = self._context, self._context.now()
-        name = signal.upper() if signal.upper().startswith("SIG") else f"SIG{signal.upper()}"
-        allowed = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM", "SIGCONT", "SIGWINCH", "SIGQUIT")
-        if name not in allowed:
-            raise BadRequest(
-                f"{clean(signal, 40)!r} is not a signal that can be sent", code="bad_signal",
-                hint=f"Possible: {', '.join(allowed)}. cancel_job ends a job for certain.",
-            )  # fmt: skip
-        check_request_id(request_id)
-        async with self._signalling.setdefault(job_id, asyncio.Lock()):
-            row = context.db.peek(lambda c: _with_attempt(c, job_id))
-            if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
-                raise not_yours(job_id)
-            digest = requests.args_hash("signal_job", [job_id, name])
-            known = context.db.peek(lambda c: requests.find(Tx(c), caller.name, request_id, "signal_job", digest))
-            if known is not None:
-                return SignalAnswer(job_id=job_id, attempt_id=known, signal=name, delivered=True)
-            link = context.hosts.get(row["host"] or "")
-            if row["attempt_id"] is None or row["state"] not in ("running", "suspended", "stopping"):
-                raise Conflict(
-                    f"{job_id} is {row['state']}: no process to signal",
-                    code="not_running",
-                    hint="get_job shows its state.",
-                )
-            if link is None:
-                raise Unreachable(
-                    f"host {quoted(row['host'])} does not answer", hint="list_hosts shows why.", retry_after_s=10
-                )
-            try:
-                await link.signal(row["attempt_id"], getattr(signals, name))
-            except HostRefused as refused:
-                raise Conflict(refused.message, code=refused.code, hint="get_job shows its state.") from refused
-
-            def write(tx: Tx) -> None:
-                requests.keep(tx, caller.name, request_id, "signal_job", digest, row["attempt_id"], now)
-                events.append(tx, "job.signalled", caller, now, owner=row["owner"], job_id=job_id, attempt_id=row["attempt_id"],
-                              host=row["host"], pool=row["pool"], new=name, request_id=request_id)  # fmt: skip
-
-            await context.db.write(write)
-        return SignalAnswer(job_id=job_id, attempt_id=row["attempt_id"], signal=name, delivered=True)
+        """Send a signal to the processes of a running job: see `signalling.Signalling.signal`."""
+        return await self._signalling.signal(caller, job_id, signal, request_id=request_id)
 
     # ---- holding
 
@@ -447,13 +401,3 @@ def _kept_text(spec: JobSpec) -> str:
             hint='Give such numbers as text, such as "inf".',
         ) from error
     return text
-
-
-def _with_attempt(connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:
-    jobs.get(Tx(connection), job_id)
-    row: sqlite3.Row = connection.execute(
-        "SELECT j.owner, j.caller, j.state, j.pool, a.id AS attempt_id, a.host FROM job j"
-        " LEFT JOIN attempt a ON a.job_id = j.id AND a.state <> 'ended' WHERE j.id = ?",
-        (job_id,),
-    ).fetchone()
-    return row

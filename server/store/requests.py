@@ -61,6 +61,23 @@ def once(tx: Tx, caller: str, request_id: str | None, verb: str, args: Any, obje
     return False
 
 
+def conclude(tx: Tx, caller: str, request_id: str | None, outcome: str) -> None:
+    """Write down what came of a request whose effect lies outside the records: sent, delivered or unknown."""
+    if request_id is not None:
+        tx.execute("UPDATE request SET outcome = ? WHERE caller = ? AND request_id = ?", (outcome, caller, request_id))
+
+
+def outcome(tx: Tx, caller: str, request_id: str | None) -> str | None:
+    """What `conclude` wrote last."""
+    row = tx.one("SELECT outcome FROM request WHERE caller = ? AND request_id = ?", (caller, request_id))
+    return None if row is None else row["outcome"]
+
+
+def forget(tx: Tx, caller: str, request_id: str | None) -> None:
+    """The request certainly did nothing: a repeat is a first again."""
+    tx.execute("DELETE FROM request WHERE caller = ? AND request_id = ?", (caller, request_id))
+
+
 def forget_old(tx: Tx, now_ms: int) -> int:
     """Drop what is older than 7 days; returns how many rows went."""
     gone = tx.changes("DELETE FROM request WHERE created_at_ms < ?", (now_ms - KEPT_MS,))

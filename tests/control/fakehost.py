@@ -111,6 +111,7 @@ class Machine:
     starts_slowly: bool = False
     exits_at_once: int | None = None
     asked: Counter[str] = field(default_factory=Counter)
+    signals: list[tuple[str, int]] = field(default_factory=list)  # (attempt, number) of every signal that arrived
     history: list[tuple[str, str, int]] = field(default_factory=list)  # (job, attempt, fence) of every process
     broken: list[str] = field(default_factory=list)  # rules that the server has made the machine break
     _seq: Any = field(default_factory=lambda: itertools.count(1))
@@ -327,6 +328,8 @@ class FakeHost:
         self.away = False
         self.lose: set[str] = set()  # the request is lost: nothing happens, no answer comes
         self.drop: set[str] = set()  # it happens, and the answer is lost
+        self.never_answers: set[str] = set()  # it happens, and whoever asked waits for ever
+        self.kept_waiting = asyncio.Event()  # somebody does
 
     def _ask(self, op: str, args: Any, kind: type[T] | None, do: Any) -> T:
         self.machine.asked[op] += 1
@@ -363,9 +366,14 @@ class FakeHost:
             known = self.machine.probe(args["attempt_id"])
             if known.state not in LIVING:
                 raise Refused("not_running", "the attempt has no process now")
+            self.machine.signals.append((args["attempt_id"], args["signal"]))
             return known
 
-        return self._ask("signal", {"attempt_id": attempt_id, "signal": signal}, AttemptReport, do)
+        report = self._ask("signal", {"attempt_id": attempt_id, "signal": signal}, AttemptReport, do)
+        if "signal" in self.never_answers:
+            self.kept_waiting.set()
+            await asyncio.get_running_loop().create_future()
+        return report
 
     async def probe(self, attempt_id: str) -> AttemptReport:
         return self._ask(

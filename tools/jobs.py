@@ -37,7 +37,7 @@ JobFilter = Literal[
 
 
 @tool(
-    title="Submit a job",
+    title="Run a command as a job",
     scope="write",
     core=True,
     brief=True,
@@ -101,19 +101,20 @@ async def submit_job(
     )
 
 
-@tool(title="Look at a job", scope="read", core=True)
+@tool(title="Look at one job: why it waits, why it failed", scope="read", core=True)
 async def get_job(call: Call, job_id: JobId) -> JobAnswer:
-    """See one job whole: state, attempts with exit codes, why it waits, where it runs, time left.
+    """See one job whole: state, why it waits, where it runs, attempts with exit codes, why it failed, time left.
 
     state is held, queued, provisioning, deploying, running, suspended, stopping, preempted, lost (the host does not
     answer: unknown, not failed) or one of the final succeeded, failed, cancelled. blockers: the first is the main
-    reason, helps says what would remove it. Inside fields (command, workdir …) are null for another owner's job.
-    To wait for the end use wait_job instead of calling this again and again.
+    reason it waits, helps says what would remove it. failure_class, message and log_tail say why it failed. Inside
+    fields (command, workdir …) are null for another owner's job. To wait for the end use wait_job instead of calling
+    this again and again.
     """
     return await call.control.jobs.get(call.caller, job_id)
 
 
-@tool(title="List jobs", scope="read", core=True)
+@tool(title="List jobs: running, waiting, failed", scope="read", core=True)
 async def list_jobs(
     call: Call,
     state: Annotated[JobFilter | None, Field(description="a state, or active, waiting or final; default: all")] = None,
@@ -128,7 +129,7 @@ async def list_jobs(
 ) -> JobList:
     """Find jobs, newest first: yours after a pause (holder = your name), what runs, what waits, what failed.
 
-    Each row has its main blocker or exit code; get_job has the rest. Give cursor back for the next page.
+    Each row has its main blocker or exit code; get_job has the rest of one. Give cursor back for the next page.
     """
     return await call.control.views.list_jobs(
         call.caller,
@@ -163,9 +164,9 @@ async def wait_job(
     """Wait until a job ends, or until a queued lease is granted. Better than asking again and again.
 
     Returns early when it happens, else after max_wait_s with where things stand: done says which. Not done is no
-    error: call it again, or do something else meanwhile; list_events(since=cursor) tells what happened during the wait.
-    Ending the wait never ends the job. Many clients give a call
-    up after 60 s, so stay below that unless you know better.
+    error: call it again, or do something else meanwhile; list_events(since=cursor) tells what happened during the
+    wait. Ending the wait never ends the job. Many clients give a call up after 60 s, so stay below that unless you know
+    better.
     """
     report = Reporter(call.peer, max_wait_s)
     since = (await call.control.views.list_events(call.caller, limit=1)).cursor
@@ -194,12 +195,12 @@ async def cancel_job(
     reason: Reason = "",
     request_id: RequestId = None,
 ) -> CancelAnswer:
-    """Stop a job for good; it cannot be undone, though retry_job starts a new attempt from what was saved.
+    """Stop a job for good, running or waiting; it cannot be undone, though retry_job runs the same again as a new job.
 
     Asked twice: a person may be asked through your client; else status is confirmation_required with a confirm_token
     and what will be lost. If that is what is wanted, call again with the token before confirm_by; it works once, for
     this job in this state. status stopping means that the command is being told to end (TERM, then KILL after its
-    stop_grace_s); wait_job tells when it has. Only your owner's jobs.
+    stop_grace_s); wait_job tells when it has. Only your owner's jobs: refused with not_yours otherwise.
     """
     jobs = call.control.jobs
     reply = call.peer.reply() if confirm_token is None else None
@@ -244,12 +245,13 @@ async def _not_cancelled(call: Call, job_id: str, answer: bool | None) -> Cancel
     return CancelAnswer(job_id=job_id, status="not_cancelled", state=job.state, message=f"{said}; nothing was changed.")
 
 
-@tool(title="Try a job again", scope="write", brief=True)
+@tool(title="Run a job again", scope="write", brief=True)
 async def retry_job(call: Call, job_id: JobId, request_id: RequestId = None) -> JobAnswer:
     """Run an ended job once more, with the same spec, as a new job.
 
     Use it after you mended what made it fail outside the spec (data, a full disk); for another command or other
-    settings use submit_job. Returns the new job; its lease, fence and attempts are its own.
+    settings use submit_job. Returns the new job; its lease, fence and attempts are its own. A held job goes on instead.
+    Refused with not_final: it has not ended yet, so wait_job, or cancel_job first.
     """
     return await call.control.jobs.retry(call.caller, job_id, request_id=request_id)
 
@@ -265,8 +267,8 @@ async def signal_job(
 ) -> SignalAnswer:
     """Send a signal to the processes of a running job, for instance USR1 to make it save a checkpoint.
 
-    It reaches the newest attempt only. To end a job use cancel_job. delivered false means that the attempt had just
-    ended.
+    It reaches the newest attempt only. delivered false means that the attempt had just ended. To end a job use
+    cancel_job. Refused with not_running: there is no process yet or any more, get_job says which.
     """
     return await call.control.jobs.signal(call.caller, job_id, signal, request_id=request_id)
 
@@ -275,13 +277,16 @@ async def signal_job(
 async def hold_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> JobAnswer:
     """Keep a waiting job from starting, without losing it. release_job lets it go on.
 
-    Use it when something the job needs is not ready. A job that runs already is refused with conflict: cancel_job ends
-    it.
+    Use it when something the job needs is not ready, or to let others go first. Refused with not_waiting: it runs or has
+    ended; cancel_job ends one that runs.
     """
     return await call.control.jobs.hold(call.caller, job_id, reason, request_id=request_id)
 
 
 @tool(title="Let a held job go on", scope="write", idempotent=True, brief=True)
 async def release_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> JobAnswer:
-    """Put a held job back into its queue. To give cards back use release_lease instead."""
+    """Put a held job back into its queue, so that it may start. Harmless for a job that waits already.
+
+    To give cards back use release_lease instead; to run an ended job again use retry_job.
+    """
     return await call.control.jobs.unhold(call.caller, job_id, reason, request_id=request_id)

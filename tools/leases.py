@@ -73,8 +73,8 @@ async def heartbeat(call: Call, lease_id: LeaseId, request_id: RequestId = None)
     """Renew a direct lease for another ttl, or pick up a lease that was just granted from the queue.
 
     Call it regularly while you use the cards; job leases need none. Read the answer: draining true means finish and
-    release soon, notice says why. Refused with conflict: the lease has ended, so stop using its cards now, and acquire
-    a new one. Repeating it is always safe.
+    release soon, notice says why. Refused with lease_ended: stop using its cards now, then acquire a new one. Refused
+    with still_queued: wait_job first. Repeating it is always safe.
     """
     return await call.control.leases.heartbeat(call.caller, lease_id)
 
@@ -84,12 +84,13 @@ async def release_lease(call: Call, lease_id: LeaseId, request_id: RequestId = N
     """Give cards back, or take a waiting claim out of the queue. Do it the moment you no longer use them.
 
     End your processes on the cards first. state becomes released (withdrawn for a claim); cleaning says that the
-    cards are being checked before others get them. Releasing twice is harmless.
+    cards are being checked before others get them. Releasing twice is harmless. Refused with job_lease: it belongs to a
+    job and ends with it; cancel_job ends that.
     """
     return await call.control.leases.release(call.caller, lease_id, request_id=request_id)
 
 
-@tool(title="List leases", scope="read")
+@tool(title="List leases: who holds what", scope="read")
 async def list_leases(
     call: Call,
     state: Annotated[LeaseFilter | None, Field(description="default: active")] = None,
@@ -102,8 +103,8 @@ async def list_leases(
 ) -> LeaseList:
     """See who holds cards, until when, and who waits for some.
 
-    Use it to find your own leases after a pause (holder = your name) or to see whom you wait for. env is shown for
-    your own leases only.
+    Use it to find your own leases after a pause (holder = your name), or to see whom you wait for. Before you finish
+    your task it should show none of yours: release_lease gives back what is left. Newest first; env is not in lists.
     """
     return await call.control.views.list_leases(
         call.caller, state=state, holder=holder, owner=owner, pool=pool, host=host, limit=limit, cursor=cursor
@@ -131,8 +132,9 @@ async def hand_over(
 ) -> HandOverAnswer:
     """Pass one of your leases or jobs to another caller, or accept one that was offered to you.
 
-    To give: name the receiver in to; the answer says that the offer stands. To accept: call it with the same
-    object_id and your own name in to; until then nothing changes (status is offered). Between agents of one owner it is
-    done at once. It counts against the receiver's caps. Hand over the job, not the lease that belongs to it.
+    To give: name the receiver in to; the answer says that the offer stands. To accept: call it with the same object_id
+    and your own name in to; until then nothing changes (status is offered). Between agents of one owner it is done at
+    once. Refused with quota_exceeded: it counts against the receiver's caps, who must release something first; with
+    job_lease: hand over the job instead; with no_such_caller: list_agents has the names.
     """
     return HandOverAnswer(**await call.control.leases.hand_over(call.caller, object_id, to, request_id=request_id))

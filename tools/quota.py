@@ -7,9 +7,9 @@ from cotenant.server.mcp.tool import tool
 from cotenant.server.model.answers import QuotaStatus
 
 
-@tool(title="What may I use now", scope="read", core=True)
+@tool(title="Your quota: what you may use now", scope="read", core=True)
 async def quota_status(call: Call) -> QuotaStatus:
-    """Ask this first, before any GPU work: how many cards you may take now, and your caps.
+    """Ask this first, before any GPU work: how many cards you may take now, and your limits.
 
     Returns per pool its cap, used, reserved (kept for people), available to you, you_can_start (cards you could get
     this moment) and how many asks wait; under me your name, scopes, use, caps and living leases; under advice what to

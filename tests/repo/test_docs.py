@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.server.model import states
+from cotenant.tools import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -89,3 +90,8 @@ def test_the_readme_shows_commands_that_exist() -> None:
     commands = set(re.findall(r"^  ([a-z-]+) {2,}", listing, re.MULTILINE))
     shown = set(re.findall(r"(?:^|bin/)cotenant ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert shown <= commands, f"README.md shows {sorted(shown - commands)}"
+
+
+def test_the_page_of_tools_is_the_one_made_from_the_code() -> None:
+    stored = (ROOT / "docs" / "tools.md").read_text()
+    assert stored == reference.page(), "make it anew: .venv/bin/python -m cotenant.tools.reference > docs/tools.md"

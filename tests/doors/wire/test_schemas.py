@@ -5,6 +5,7 @@ After a change that is meant: COTENANT_UPDATE_SCHEMAS=1 pytest tests/doors/wire/
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from cotenant import tools
 from cotenant.prompts import Prompts, load
 from cotenant.resources.catalog import KINDS
 from cotenant.server.app import INSTRUCTIONS
+from cotenant.server.errors import CotenantError
 from cotenant.server.mcp.schema import compact
 from cotenant.server.mcp.tool import Tool
 
@@ -156,3 +158,14 @@ def test_the_page_about_mcp_names_every_tool_and_resource() -> None:
         assert f"`{name}`" in text
     for kind in KINDS:
         assert f"`{kind.uri}`" in text
+
+
+@pytest.mark.parametrize("tool", tools.ALL, ids=NAMES)
+def test_descriptions_name_only_refusals_that_exist(tool: Tool) -> None:
+    """A code that an agent is told to expect is one that the server gives."""
+    server = Path(inspect.getfile(CotenantError)).parent
+    source = "\n".join(file.read_text(encoding="utf-8") for file in sorted(server.rglob("*.py")))
+    given = set(re.findall(r"\bcode ?=\s*\"([a-z_]+)\"", source))
+    assert {"busy", "quota_exceeded", "not_visible"} <= given
+    told = {one or two for one, two in re.findall(r"[Rr]efused with ([a-z_]+)|with ([a-z_]+):", tool.description)}
+    assert told <= given, told - given

@@ -39,6 +39,7 @@ from cotenant.server.mcp.endpoint import McpEndpoint
 from cotenant.server.mcp.watching import Watching
 from cotenant.server.services import announce, services, unannounce
 from cotenant.server.store.db import StoreRefused
+from cotenant.tools.tasks import WaitTasks
 
 if TYPE_CHECKING:
     from cotenant.server.control import Control
@@ -110,6 +111,7 @@ class App:
             tools=tools.ALL,
             resources=Catalog(),
             prompts=Prompts(),
+            tasks=WaitTasks(control),
             watching=(watching := Watching(self._visible)),
             stopping=self._stopping,
         )

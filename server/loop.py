@@ -21,7 +21,7 @@ from cotenant.server.deciding.world import Expire, Slot, Start
 from cotenant.server.errors import Unavailable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.states import LeaseState
-from cotenant.server.store import events, leases, requests
+from cotenant.server.store import events, leases, requests, waits
 from cotenant.server.store.db import Tx
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class Loop:
         if now_s - self._housekept_s >= _HOUSEKEEPING_EVERY_S:
             self._housekept_s = now_s
             await context.db.write(partial(requests.forget_old, now_ms=now_ms))
+            await context.db.write(partial(waits.forget_old, now_ms=now_ms))
 
     async def step(self) -> None:
         """One pass: decide, and set in motion what was decided."""

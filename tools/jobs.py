@@ -8,13 +8,14 @@ from pydantic import Field
 
 from cotenant.server.errors import ConfirmationRequired, Unavailable
 from cotenant.server.mcp.call import Call
-from cotenant.server.mcp.results import plain
+from cotenant.server.mcp.tasks import BecameTask
 from cotenant.server.mcp.tool import Flat, tool
 from cotenant.server.model import text
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, JobList, LeaseAnswer, SignalAnswer
 from cotenant.server.model.spec import NOT_YET, JobSpec
-from cotenant.server.model.states import JOB_FINAL, JOB_WAITING, LeaseState
-from cotenant.tools.waiting import Reporter
+from cotenant.server.model.states import JOB_WAITING
+from cotenant.tools.tasks import as_task
+from cotenant.tools.waiting import LEASE, Reporter, is_over, standing, waited
 from cotenant.tools.words import (
     Cursor,
     HolderFilter,
@@ -29,7 +30,8 @@ from cotenant.tools.words import (
 
 #: Parsed, so that each gets its sentence, but not advertised while nothing can honour them.
 _HIDDEN = (*NOT_YET, "runner", "nodes", "on_host_loss", "exclusive_host", "max_suspend_h")
-_FINAL = frozenset(str(state) for state in JOB_FINAL)
+#: The longest that one call is held, however long the caller would wait; a protocol task holds nothing and may last.
+_HELD_MAX_S = 600.0
 JobFilter = Literal[
     "active", "waiting", "final", "held", "queued", "provisioning", "deploying", "running", "suspended", "stopping",
     "preempted", "lost", "succeeded", "failed", "cancelled",
@@ -159,7 +161,9 @@ async def wait_job(
         str,
         Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$", description="job id, or lease id of a claim"),
     ],
-    max_wait_s: Annotated[float, Field(ge=0, le=600, description="seconds to wait at most")] = 45,
+    max_wait_s: Annotated[
+        float, Field(ge=0, le=86_400, description="seconds to wait at most; one call is held 600 s at most")
+    ] = 45,
 ) -> dict[str, Any]:
     """Wait until a job ends, or until a queued lease is granted. Better than asking again and again.
 
@@ -168,10 +172,13 @@ async def wait_job(
     wait. Ending the wait never ends the job. Many clients give a call up after 60 s, so stay below that unless you know
     better.
     """
-    report = Reporter(call.peer, max_wait_s)
     since = (await call.control.views.list_events(call.caller, limit=1)).cursor
+    if max_wait_s > 0 and call.peer.takes_tasks():
+        await _as_task(call, job_id, since, max_wait_s)
+    max_wait_s = min(max_wait_s, _HELD_MAX_S)
+    report = Reporter(call.peer, max_wait_s)
     waiting: Any
-    if job_id.startswith("lse_"):
+    if job_id.startswith(LEASE):
         waiting = call.control.leases.wait(call.caller, job_id, max_wait_s, report.relay)
     else:
         waiting = call.control.jobs.wait(call.caller, job_id, max_wait_s, report.relay)
@@ -181,8 +188,20 @@ async def wait_job(
     except Unavailable as exc:
         exc.data = {**exc.data, "job_id": job_id}
         raise
-    done = answer.state in _FINAL if isinstance(answer, JobAnswer) else answer.state != LeaseState.QUEUED
-    return {**plain(answer), "done": done, "waited_s": round(report.elapsed_s(), 1), "cursor": since}
+    return waited(answer, report.elapsed_s(), since)
+
+
+async def _as_task(call: Call, subject: str, since: str, max_wait_s: float) -> None:
+    """Let the call go on as a protocol task, unless there is nothing to wait for or the caller has too many of them.
+
+    Raises:
+        BecameTask: it does.
+    """
+    if is_over(await standing(call.control, call.caller, subject)):
+        return
+    wait = await call.control.waits.begin(call.caller, subject, since, max_wait_s)
+    if wait is not None:
+        raise BecameTask(as_task(call.control, wait))
 
 
 @tool(title="Cancel a job", scope="write", core=True, destructive=True, idempotent=True)

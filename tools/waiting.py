@@ -1,4 +1,4 @@
-"""Telling a client where a long call stands, often enough that it does not give the call up."""
+"""Waiting for a job or a claim: what it ends with, and telling a client where a long call stands meanwhile."""
 
 from __future__ import annotations
 
@@ -6,11 +6,37 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cotenant.server.mcp.call import PROGRESS_S, Peer
+from cotenant.server.mcp.results import plain
+from cotenant.server.model.answers import JobAnswer, LeaseAnswer
+from cotenant.server.model.caller import Caller
+from cotenant.server.model.states import JOB_FINAL, LeaseState
+
+if TYPE_CHECKING:
+    from cotenant.server.control import Control
 
 T = TypeVar("T")
+LEASE = "lse_"
+_FINAL = frozenset(str(state) for state in JOB_FINAL)
+
+
+async def standing(control: Control, caller: Caller, subject: str) -> JobAnswer | LeaseAnswer:
+    """The job or lease that is waited for, as it stands now."""
+    if subject.startswith(LEASE):
+        return await control.views.get_lease(caller, subject)
+    return await control.jobs.get(caller, subject)
+
+
+def is_over(answer: JobAnswer | LeaseAnswer) -> bool:
+    """Whether there is nothing left to wait for: the job has ended, the claim is granted or gone."""
+    return answer.state in _FINAL if isinstance(answer, JobAnswer) else answer.state != LeaseState.QUEUED
+
+
+def waited(answer: JobAnswer | LeaseAnswer, waited_s: float, since: str) -> dict[str, Any]:
+    """What a wait ends with: where things stand, whether it is done, and the cursor of the events since it began."""
+    return {**plain(answer), "done": is_over(answer), "waited_s": round(waited_s, 1), "cursor": since}
 
 
 class Reporter:

@@ -12,6 +12,7 @@ from cotenant.server.control.logs import Logs
 from cotenant.server.control.operate import Operate
 from cotenant.server.control.stopping import Confirmations
 from cotenant.server.control.tokens import Tokens
+from cotenant.server.control.waits import Waits
 from cotenant.server.store.views import Views
 
 
@@ -28,6 +29,7 @@ class Control:
         self.jobs = Jobs(context, self.views, self.leases, self.logs)
         self.tokens = Tokens(context, self.auth)
         self.confirmations = Confirmations(context)
+        self.waits = Waits(context)
         self.hosts = Hosts(context, self.holds, self.jobs)
         self.operate = Operate(context, self.views, self.leases, self.jobs, self.hosts, self.tokens)
 

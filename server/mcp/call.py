@@ -26,6 +26,10 @@ class Peer(Protocol):
         """Whether a person behind the client can be asked a yes-or-no question within this call."""
         ...
 
+    def takes_tasks(self) -> bool:
+        """Whether the call may end in BecameTask: the client then polls for the result."""
+        ...
+
     async def ask(self, question: str, state: str) -> bool | None:
         """The answer: yes, no, or None for a dialog that was closed. May raise NeedsAnswer: see there."""
         ...

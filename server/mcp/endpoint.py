@@ -18,6 +18,7 @@ import mcp_types as wire
 from cotenant.server.errors import CotenantError, Forbidden
 from cotenant.server.mcp import results, sdk
 from cotenant.server.mcp.call import Call, NeedsAnswer
+from cotenant.server.mcp.tasks import BecameTask, TaskMethods, TaskSet
 from cotenant.server.mcp.tool import Tool
 from cotenant.server.mcp.watching import LIST, TooManyWatchers, Watcher, Watching
 from cotenant.server.model import text
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: A client of an older protocol that does not read its stream is given this long per notification, then later again.
 _OLD_SEND_S = 5.0
-_NEED_READ = ("resources/", "prompts/", "completion/", "subscriptions/")
+_NEED_READ = ("resources/", "prompts/", "completion/", "subscriptions/", "tasks/")
 
 
 class ResourceSet(Protocol):
@@ -60,6 +61,7 @@ class McpEndpoint:
         tools: Sequence[Tool],
         resources: ResourceSet,
         prompts: PromptSet,
+        tasks: TaskSet,
         watching: Watching,
         stopping: asyncio.Event,
     ) -> None:
@@ -67,6 +69,7 @@ class McpEndpoint:
         self._tools = {tool.name: tool for tool in tools}
         self._resources = resources
         self._prompts = prompts
+        self._tasks = TaskMethods(tasks)
         self._watching = watching
         self._stopping = stopping
         self._old_watchers: dict[object, Watcher] = {}
@@ -86,6 +89,9 @@ class McpEndpoint:
             listen=self.listen,
             subscribe=self.subscribe,
             unsubscribe=self.unsubscribe,
+            get_task=self._tasks.get,
+            update_task=self._tasks.update,
+            cancel_task=self._tasks.cancel,
         )
 
     # ---- scopes ---------------------------------------------------------------------------------
@@ -154,6 +160,8 @@ class McpEndpoint:
             return results.success(await tool.function(call, **tool.parse(arguments)))
         except NeedsAnswer as asked:
             return sdk.question(asked)
+        except BecameTask as became:
+            return {"resultType": "task", **became.task.created()}
         except CotenantError as exc:
             return results.refusal(exc)
         except Exception:
@@ -221,6 +229,8 @@ class McpEndpoint:
     async def listen(self, ctx: sdk.Context, params: wire.SubscriptionsListenRequestParams) -> Any:
         """One stream of notifications (2026-07-28), until the client goes, the token ends or the server stops."""
         wanted = params.notifications
+        if "taskIds" in (wanted.model_extra or {}) and not sdk.takes_tasks(ctx):
+            raise sdk.missing_tasks()
         uris = [uri for uri in dict.fromkeys(wanted.resource_subscriptions or ()) if self._resources.known(uri)]
         addresses = [*uris, LIST] if wanted.resources_list_changed else uris
         watcher = self._open(ctx, addresses)

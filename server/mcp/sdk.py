@@ -26,10 +26,11 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -50,6 +51,9 @@ Handler = Callable[[Context, Any], Awaitable[Any]]
 CALLER = "cotenant.caller"
 CALLER_NOW = "cotenant.caller_now"
 
+#: The one extension we speak: see `cotenant.server.mcp.tasks`.
+TASKS = "io.modelcontextprotocol/tasks"
+
 #: One question per call at most, so one name for it is enough.
 _QUESTION = "confirm"
 _QUESTION_SCHEMA: dict[str, Any] = {
@@ -61,6 +65,18 @@ _QUESTION_SCHEMA: dict[str, Any] = {
 }
 #: How long an older client may take to answer before the call ends without an answer.
 _ASK_S = 300.0
+
+
+class TaskParams(wire.RequestParams):
+    """tasks/get and tasks/cancel; on the wire the id is `taskId`."""
+
+    task_id: str = Field(max_length=200)
+
+
+class TaskUpdateParams(TaskParams):
+    """tasks/update: answers by the key of what was asked."""
+
+    input_responses: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,9 @@ class Handlers:
     listen: Handler
     subscribe: Handler
     unsubscribe: Handler
+    get_task: Handler
+    update_task: Handler
+    cancel_task: Handler
 
 
 def _answered(handler: Handler) -> Handler:
@@ -137,6 +156,13 @@ def make_server(
         # Without this the SDK lists all tools again for every call with arguments, to look for header parameters.
         get_tool_input_schema=lambda name: None,
     )
+    server.extensions[TASKS] = {}
+    for method, kind, handler in (
+        ("tasks/get", TaskParams, handlers.get_task),
+        ("tasks/update", TaskUpdateParams, handlers.update_task),
+        ("tasks/cancel", TaskParams, handlers.cancel_task),
+    ):
+        server.add_request_handler(method, kind, _answered(handler))
     server.middleware.append(middleware)
     return server
 
@@ -192,6 +218,38 @@ def error(code: int, message: str, data: Any = None) -> MCPError:
     return MCPError(code, message, data)
 
 
+# ---- tasks --------------------------------------------------------------------------------------
+
+
+def takes_tasks(ctx: Context) -> bool:
+    """Whether this very request says that its client understands tasks; older protocols have no way to deliver one."""
+    capabilities = ctx.session.client_capabilities
+    return modern(ctx) and capabilities is not None and TASKS in (capabilities.extensions or {})
+
+
+def missing_tasks() -> MCPError:
+    """What a request gets that needs tasks and does not declare them."""
+    needed = wire.ClientCapabilities(extensions={TASKS: {}})
+    return MCPError(
+        wire.MISSING_REQUIRED_CLIENT_CAPABILITY,
+        f"This needs a client that declares the extension {TASKS} in the request.",
+        {"requiredCapabilities": needed.model_dump(by_alias=True, mode="json", exclude_none=True)},
+    )
+
+
+def check_task_request(ctx: Context, task_id: str) -> None:
+    """What every tasks/ request must be: of 2026-07-28, with the extension declared and the id in its header.
+
+    The SDK knows the extension's methods as little as their header.
+    """
+    if not modern(ctx):
+        raise MCPError(wire.METHOD_NOT_FOUND, f"{ctx.method} is of protocol 2026-07-28.")
+    if not takes_tasks(ctx):
+        raise missing_tasks()
+    if decode_header_value(_request(ctx).headers.get(MCP_NAME_HEADER)) != task_id:
+        raise MCPError(wire.HEADER_MISMATCH, "The header Mcp-Name must be there and equal params.taskId.")
+
+
 # ---- asking and telling within a call ---------------------------------------------------------
 
 
@@ -208,6 +266,9 @@ class HttpPeer:
         # An empty object was the only shape before there were modes, and means forms.
         form = elicitation is not None and (elicitation.form is not None or elicitation.url is None)
         return form and (modern(self._ctx) or self._ctx.session.can_send_request)
+
+    def takes_tasks(self) -> bool:
+        return takes_tasks(self._ctx)
 
     async def ask(self, question: str, state: str) -> bool | None:
         if modern(self._ctx):

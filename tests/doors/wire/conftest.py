@@ -102,6 +102,37 @@ class Server:
         except ValueError:
             return status, raw.decode("utf-8", "replace"), got
 
+    def modern(
+        self,
+        token: str,
+        method: str,
+        params: dict[str, Any] | None = None,
+        *,
+        capabilities: dict[str, Any] | None = None,
+        headers: dict[str, str | None] | None = None,
+    ) -> tuple[int, dict[str, Any]]:
+        """(status, JSON-RPC answer) of one request of 2026-07-28 as plain frames; a header of None is left out."""
+        params = params or {}
+        name = next((params[key] for key in ("name", "uri", "taskId") if isinstance(params.get(key), str)), None)
+        sent: dict[str, str | None] = {
+            "Accept": "application/json, text/event-stream",
+            "MCP-Protocol-Version": "2026-07-28",
+            "Mcp-Method": method,
+            "Mcp-Name": name,
+            **(headers or {}),
+        }
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": capabilities or {},
+        }
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+        status, answer, _ = self.post("/mcp", body, token, {k: v for k, v in sent.items() if v is not None})
+        if isinstance(answer, str):  # a stream of events; the answer is its last
+            data = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: {")]
+            answer = json.loads(data[-1])
+        assert isinstance(answer, dict)
+        return status, answer
+
     def operate(self, verb: str, args: dict[str, Any], reason: str = "a test") -> dict[str, Any]:
         """One act of a person; it must succeed."""
         status, answer, _ = self.post(f"/operate/{verb}", {"args": args, "reason": reason}, self.local_token)

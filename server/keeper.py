@@ -64,10 +64,6 @@ class Keeper:
         """Whether something was committed or doubted since the last refresh."""
         return bool(self._all_dirty or self._dirty_jobs or self._dirty_leases or self._hosts_dirty)
 
-    def knows(self, host: str, uuid: str) -> bool:
-        """Whether the records list this card on this host (as of the last refresh)."""
-        return (host, uuid, 0) in self._base
-
     def used_and_cap(self, pool: str) -> tuple[int, int]:
         """Units in use in a pool and units that may be: `deciding.usage` for one pool, without its other sums."""
         cards = self._cards.get(pool, 0)

@@ -130,11 +130,14 @@ class Context:
         self.turnstile.turn(addresses)
         self.changes.publish(addresses)
 
-    def background_task(self, work: Coroutine[Any, Any, object]) -> None:
+    def background_task(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
         """Run `work` beside the caller; a failure goes to the log with its traceback."""
         task = asyncio.create_task(_logged(work))
         self.background.add(task)
         task.add_done_callback(self.background.discard)
+        # one that is cancelled before its first step has never come to await it
+        task.add_done_callback(lambda _: work.close())
+        return task
 
     def pool_of(self, caller: Caller, pool: str | None) -> str:
         """The pool a caller means, checked.

@@ -15,11 +15,15 @@ from cotenant.server.control.context import Context
 from cotenant.server.errors import OutcomeUnknown, Unreachable
 from cotenant.server.model.caller import LOOP, Caller
 from cotenant.server.model.states import LeaseState
-from cotenant.server.store import events, leases
+from cotenant.server.model.text import clean
+from cotenant.server.store import events, leases, meta
 from cotenant.server.store.db import Tx
 
 log = logging.getLogger(__name__)
 
+#: How long after a word about a lease got lost it is said again, and how long after a host refused to keep its cards.
+SAY_AGAIN_S: Final = 2.0
+REFUSED_AGAIN_S: Final = 30.0
 #: States in which an attempt has processes, as hosts tell them.
 _LIVING: Final = frozenset({"starting", "running", "stopping"})
 
@@ -30,7 +34,11 @@ class Holds:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._kept: set[str] = set()  # direct leases that a host has said it keeps, since its last hello
+        self._kept: set[tuple[str, str]] = set()  # (direct lease, host that said it keeps it since its last hello)
+        self._again_s: dict[
+            tuple[str, str], float
+        ] = {}  # (direct lease, host that shall keep it) -> when it is asked next
+        self._told: dict[tuple[str, str], str] = {}  # refusals that are on record: (direct lease, host) -> code
 
     def _lock(self, lease_id: str) -> asyncio.Lock:
         lock = self._locks.get(lease_id)
@@ -38,35 +46,108 @@ class Holds:
             lock = self._locks[lease_id] = asyncio.Lock()
         return lock
 
-    def greeted(self, lease_ids: tuple[str, ...], gone: set[str]) -> None:
-        """A host said hello and keeps `lease_ids`; of `gone`, which the records place on it, it knows nothing."""
-        self._kept -= gone
-        self._kept |= set(lease_ids)
+    def greeted(self, host: str, kept: tuple[str, ...]) -> None:
+        """A host said hello: `kept` are all direct leases whose cards it keeps, and it is asked about others anew."""
+        for known in (self._kept, self._again_s):
+            for key in [key for key in known if key[1] == host]:
+                known.discard(key) if isinstance(known, set) else known.pop(key)
+        self._kept |= {(lease_id, host) for lease_id in kept}
 
     async def take(self, lease_id: str) -> HostRefused | None:
         """Let the host keep a granted lease's cards; its refusal, when it finds something on them.
 
-        A host that does not answer hears of the lease at its next hello: the grant stands.
+        A host that does not answer is asked again by the tick (`due`), or hears of the lease at its next hello: the
+        grant stands.
         """
+        return next(iter((await self._ask_to_keep(lease_id)).values()), None)
+
+    def due(self) -> list[str]:
+        """Living direct leases that a host which is there should keep, does not keep yet, and may be asked about now."""
+        now = self._context.clock.monotonic_s()
+        found = {lease for (lease, host), at in self._again_s.items() if at <= now and host in self._context.hosts}
+        return sorted(found)
+
+    def ask_now(self, host: str) -> None:
+        """What a host refused may be asked again at once: it is ready for work now."""
+        for key in self._again_s:
+            if key[1] == host:
+                self._again_s[key] = self._context.clock.monotonic_s()
+
+    async def keep_anew(self, lease_id: str) -> None:
+        """Have a living lease's cards kept by a host that does not keep them. The lease stands, whatever the host says.
+
+        A host that lost its memory has a floor of fences above the lease's: the lease then gets a newer fence. What is
+        refused otherwise is recorded once, for a person to see, and asked again.
+        """
+        refused = await self._ask_to_keep(lease_id)
+        if any(error.code == "stale_fence" for error in refused.values()):
+            await self._lift_fence(lease_id, refused)
+            refused = await self._ask_to_keep(lease_id)
+        for host, error in refused.items():
+            self._again_s[lease_id, host] = self._context.clock.monotonic_s() + REFUSED_AGAIN_S
+            if self._told.get((lease_id, host)) != error.code:
+                await self._record_refusal(lease_id, host, error)
+                self._told[lease_id, host] = error.code
+
+    async def _ask_to_keep(self, lease_id: str) -> dict[str, HostRefused]:
+        """Ask each host of a living lease to keep it, which is safe to repeat; what they refused, by host."""
         context = self._context
+        refused: dict[str, HostRefused] = {}
         async with self._lock(lease_id):
             row, slots = context.db.peek(lambda c: _lease_and_slots(c, lease_id, ("held",)))
             if row is None or row["state"] not in ("leased", "running"):
-                return None
+                for known in (self._again_s, self._told):
+                    for key in [key for key in known if key[0] == lease_id]:
+                        known.pop(key)
+                return {}
             for host, refs in by_host(slots).items():
+                key = (lease_id, host)
                 link = context.hosts.get(host)
                 if link is None or all(ref.uuid == "cpu" for ref in refs):
                     continue
                 try:
                     await link.hold(lease_id, row["fence"], refs)
-                except HostRefused as refused:
-                    context.doubt_cards(refused, [ref.uuid for ref in refs])
-                    return refused
+                except HostRefused as error:
+                    context.doubt_cards(error, [ref.uuid for ref in refs])
+                    refused[host] = error
                 except (Unreachable, OutcomeUnknown):
                     log.warning("host %s did not hear of lease %s yet", host, lease_id)
+                    self._again_s[key] = context.clock.monotonic_s() + SAY_AGAIN_S
                 else:
-                    self._kept.add(lease_id)
-        return None
+                    self._kept.add(key)
+                    self._again_s.pop(key, None)
+                    self._told.pop(key, None)
+        return refused
+
+    async def _lift_fence(self, lease_id: str, refused: dict[str, HostRefused]) -> None:
+        """Give a living lease a newer fence: above all that its hosts have seen, and above every one given before."""
+        now = self._context.now()
+        seen = max(max(error.data.get("fence", 0), error.data.get("floor", 0)) for error in refused.values())
+
+        def write(tx: Tx) -> None:
+            row = leases.get(tx, lease_id)
+            if row["state"] not in ("leased", "running"):
+                return
+            meta.lift(tx, "fence", seen)
+            fence = meta.next_of(tx, "fence")
+            leases.update(tx, lease_id, fence=fence)
+            events.append(tx, "lease.refenced", LOOP, now, owner=row["owner"], severity="warning", lease_id=lease_id, host=row["host"],
+                          pool=row["pool"], old=str(row["fence"]), new=str(fence),
+                          reason="the host refuses its older fence since it lost its memory")  # fmt: skip
+
+        await self._context.db.write(write)
+
+    async def _record_refusal(self, lease_id: str, host: str, refused: HostRefused) -> None:
+        now = self._context.now()
+
+        def write(tx: Tx) -> None:
+            row = leases.get(tx, lease_id)
+            if row["state"] not in ("leased", "running"):
+                return
+            events.append(tx, "lease.unkept", LOOP, now, owner=row["owner"], severity="warning", lease_id=lease_id, host=host,
+                          pool=row["pool"], new=refused.code, reason=clean(refused.message, 300))  # fmt: skip
+
+        await self._context.db.write(write)
 
     async def free(self, lease_id: str) -> CleanCheck | None:
         """Ask the hosts whether the slots that a lease no longer has are clean, and free those that are.
@@ -99,11 +180,11 @@ class Holds:
         if link is None:
             return None
         check = await link.unhold(row["id"])
-        if check.clean and row["id"] not in self._kept:
+        if check.clean and (row["id"], host) not in self._kept:
             # "clean" of a lease that it never kept says nothing about the cards
             check = await link.check(slots)
         if check.clean:
-            self._kept.discard(row["id"])
+            self._kept.discard((row["id"], host))
         return check
 
     async def _ask_attempt(self, lease_id: str, link: Host, slots: list[SlotRef]) -> CleanCheck:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -72,7 +73,8 @@ class Hosts:
     async def welcome(self, host: Host, welcome: Welcome) -> None:
         context, now, name = self._context, self._context.now(), host.name
         reports = {report.attempt_id: report for report in welcome.attempts}
-        amnesia = await context.db.write(lambda tx: self._greet(tx, name, welcome, now))
+        amnesia, claims = await context.db.write(lambda tx: self._greet(tx, name, welcome, now))
+        self._sightings.wrote(name, welcome.cards, claims, all_of_them=_lists_all(welcome))
         unsure = welcome.needs_floor and await host.set_floor(self._floor())
         self._sightings.see(name, welcome.cards, welcome.facts, now)
         live = context.live.hosts.setdefault(name, LiveHost())
@@ -89,15 +91,15 @@ class Hosts:
             await self._settle_attempt(host, attempt, reports.get(attempt["id"]), welcome, amnesia, unsure)
         await self._settle_leases(host, welcome)
         was = live.link
+        if was is not LinkState.SUSPECT:
+            await context.db.write(
+                lambda tx: events.append(tx, "host.up", LOOP, now, host=name, old=was.value, new="up")
+            )
         live.link, live.reason = (
             LinkState.UP,
             "it lost its memory, and processes of before may still be there" if unsure else "",
         )
         context.keeper.observe_cards()
-        if was is not LinkState.SUSPECT:
-            await context.db.write(
-                lambda tx: events.append(tx, "host.up", LOOP, now, host=name, old=was.value, new="up")
-            )
         self._sightings.publish(name)
         context.wake()
 
@@ -111,8 +113,8 @@ class Hosts:
         """What a host that lost its memory refuses starts below; 0 would be no floor to it, and 1 is the first fence."""
         return max(1, self._fence())
 
-    def _greet(self, tx: Tx, name: str, welcome: Welcome, now: int) -> bool:
-        """Write down who the host is; True when it lost its memory within the same boot."""
+    def _greet(self, tx: Tx, name: str, welcome: Welcome, now: int) -> tuple[bool, dict[str, str]]:
+        """Write down who the host is: (whether it lost its memory within the same boot, cards that are another's)."""
         old = rows.get(tx.connection, name)
         settings = self._context.settings.hosts.get(name)
         facts = asdict(welcome.facts)
@@ -137,10 +139,7 @@ class Hosts:
                           new=welcome.state_id, reason="the host's state directory is another one within the same boot")  # fmt: skip
         # no fence may repeat, whatever past this database has: start above everything the host has seen
         meta.lift(tx, "fence", welcome.max_fence)
-        # a driver that does not answer lists nothing, which says nothing about the cards
-        answers = welcome.facts.nvml in ("ok", "simulated", "no_library", "no_driver")
-        self._sightings.greet(tx, name, welcome.cards, now, all_of_them=answers)
-        return amnesia
+        return amnesia, self._sightings.greet(tx, name, welcome.cards, now, all_of_them=_lists_all(welcome))
 
     async def _settle_attempt(
         self,
@@ -188,6 +187,7 @@ class Hosts:
         if host is None or live is None or await host.set_floor(self._floor()):
             return
         live.needs_floor, live.reason = False, ""
+        self._holds.ask_now(name)
         context.keeper.observe_cards()
         for attempt in context.db.peek(lambda c: jobs.attempts_on(c, name)):
             answer = await host.probe(attempt["id"])
@@ -210,16 +210,13 @@ class Hosts:
 
         held = context.db.peek(read)
         living = {row["id"] for row in held if row["state"] in ("leased", "running")}
-        self._holds.greeted(welcome.holds, {row["id"] for row in held} - set(welcome.holds))
+        self._holds.greeted(host.name, welcome.holds)
         for lease_id in welcome.holds:
             if lease_id not in living:
                 await host.unhold(lease_id)
         for row in held:
             if row["id"] in living and row["kind"] == "direct" and row["id"] not in welcome.holds:
-                refused = await self._holds.take(row["id"])
-                if refused is not None:
-                    # the holder has the lease; what else is on the card is for a person to see
-                    log.warning("lease %s cannot be kept on %s: %s", row["id"], host.name, refused)
+                await self._holds.keep_anew(row["id"])
             elif row["id"] not in living:
                 context.background_task(self._holds.free(row["id"]))
 
@@ -319,7 +316,11 @@ class Hosts:
                 args=detail,
             )
 
-        await context.db.write(write)
+        try:
+            await context.db.write(write)
+        except BaseException:
+            del self.refusals[host]  # not on record: the next refusal is written down
+            raise
 
     async def order_take_over(self, caller: Caller, host: str, reason: str) -> dict[str, Any]:
         """Move a host that refuses this server to this server's present; a person has decided that this is the right one.
@@ -348,11 +349,21 @@ class Hosts:
         link.retry_now()
         return {"host": host, "incarnation": context.incarnation, "status": "taking over"}
 
+    async def _give_up(self, host: str, live: LiveHost) -> None:
+        """A host stayed away: what runs there is lost. `lost` in memory comes last, so that a failed write is repeated."""
+        await self._lose(host, live.reason or "no answer")
+        if host not in self._context.hosts and live.link is not LinkState.UP:
+            live.link = LinkState.LOST
+            self._context.keeper.observe_cards()
+            self._sightings.publish(host)
+
     async def _lose(self, host: str, reason: str, only: str | None = None) -> None:
         """What runs on a host that does not answer is lost: not known, not failed."""
         context, now = self._context, self._context.now()
 
         def write(tx: Tx) -> None:
+            if only is None and host in context.hosts:
+                return  # it came back while this waited for its turn
             for attempt in jobs.attempts_on(tx.connection, host):
                 if (only is not None and attempt["id"] != only) or attempt["job_state"] in JOB_FINAL:
                     continue
@@ -392,10 +403,7 @@ class Hosts:
             live = context.live.hosts.get(host)
             away = live is not None and live.link in (LinkState.SUSPECT, LinkState.CONNECTING)
             if live is not None and away and context.clock.monotonic_s() - since >= LOST_AFTER_S:
-                live.link = LinkState.LOST
-                context.keeper.observe_cards()
-                await self._lose(host, live.reason or "no answer")
-                self._sightings.publish(host)
+                self._once(f"lose {host}", self._give_up(host, live))
         stopping, silent, unclean = await context.db.read(lambda c: _due(c, now))
         for row in stopping:
             self._once(f"stop {row['id']}", self._jobs.carry_out_stop(row["id"]))
@@ -412,6 +420,8 @@ class Hosts:
                 if since >= FLOOR_EVERY_S:
                     self._floor_asked_s[host] = context.clock.monotonic_s()
                     self._once(f"floor {host}", self._ask_floor(host))
+        for lease_id in self._holds.due():
+            self._once(f"hold {lease_id}", self._holds.keep_anew(lease_id))
         for host, attempts in self._forgettable.items():
             link = context.hosts.get(host)
             if attempts and link is not None:
@@ -428,20 +438,13 @@ class Hosts:
                 self._forgettable.setdefault(link.name, set()).update(attempts[start:])
                 return
 
-    def _once(self, key: str, work: Any) -> None:
+    def _once(self, key: str, work: Coroutine[Any, Any, object]) -> None:
         """Start `work` unless the same is under way."""
         if key in self._checking:
             work.close()
             return
         self._checking.add(key)
-
-        async def guarded() -> None:
-            try:
-                await work
-            finally:
-                self._checking.discard(key)
-
-        self._context.background_task(guarded())
+        self._context.background_task(work).add_done_callback(lambda _: self._checking.discard(key))
 
     async def _clean_or_name(self, lease_id: str, use: str, since_ms: int, now: int) -> None:
         check = await self._holds.free(lease_id)
@@ -457,6 +460,11 @@ class Hosts:
                               host=slots[0]["host"], pool=lease["pool"], reason=clean(who, 300))  # fmt: skip
 
         await self._context.db.write(name_it)
+
+
+def _lists_all(welcome: Welcome) -> bool:
+    """Whether cards that are not listed are not there: a driver that does not answer lists nothing, which says nothing."""
+    return welcome.facts.nvml in ("ok", "simulated", "no_library", "no_driver")
 
 
 def _process(p: CardProcess) -> str:

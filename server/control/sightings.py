@@ -18,6 +18,10 @@ class Sightings:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._strangers: dict[str, frozenset[int]] = {}  # card -> pids that were named already
+        self._written: dict[str, set[str]] = {}  # host -> cards that are in the records, or on their way there
+        self._claims: dict[
+            str, dict[str, str]
+        ] = {}  # host -> its cards that the records give to another host, told once
 
     def see(self, host: str, cards: tuple[CardState, ...], facts: HostFacts, now: int) -> None:
         """All that a host sees of itself at this moment."""
@@ -27,16 +31,34 @@ class Sightings:
         seen = {card.uuid for card in cards}
         for card in cards:
             self.see_card(host, card, now)
-        new = tuple(card for card in cards if not context.keeper.knows(host, card.uuid))
+        written, claims = self._written.setdefault(host, set()), self._claims.setdefault(host, {})
+        for uuid in claims.keys() - seen:
+            del claims[uuid]  # should it claim the card again, that is news
+        new = tuple(card for card in cards if card.uuid not in written and card.uuid not in claims)
         if new and context.db.peek(lambda c: rows.get(c, host)) is not None:
             # not there at the hello: a driver that came up later, a card that came back
-            context.background_task(context.db.write(lambda tx: self.greet(tx, host, new, now, all_of_them=False)))
+            written |= {card.uuid for card in new}
+            context.background_task(self._write_new(host, new, now))
         for uuid, known in context.live.cards.items():
             if known.host == host and uuid not in seen and known.state.state != "lost":
                 gone = CardState(known.state.index, uuid, known.state.name, known.state.memory_mib, state="lost", reason="the driver does not list it",
                                  simulated=known.state.simulated)  # fmt: skip
                 self.see_card(host, gone, now)
         self.publish(host)
+
+    async def _write_new(self, host: str, cards: tuple[CardState, ...], now: int) -> None:
+        try:
+            claims = await self._context.db.write(lambda tx: self.greet(tx, host, cards, now, all_of_them=False))
+        except BaseException:
+            self._written[host] -= {card.uuid for card in cards}  # the next telemetry tries again
+            raise
+        self.wrote(host, cards, claims, all_of_them=False)
+
+    def wrote(self, host: str, cards: tuple[CardState, ...], claims: dict[str, str], *, all_of_them: bool) -> None:
+        """What `greet` wrote is committed."""
+        mine = {card.uuid for card in cards} - claims.keys()
+        self._written[host] = mine if all_of_them else self._written.get(host, set()) - claims.keys() | mine
+        self._claims.setdefault(host, {}).update(claims)
 
     def see_card(self, host: str, card: CardState, now: int) -> None:
         """One card as it is now; a change of its state is written down."""
@@ -97,8 +119,12 @@ class Sightings:
         }
         self._context.changes.publish(frozenset(addresses))
 
-    def greet(self, tx: Tx, name: str, cards: tuple[CardState, ...], now: int, *, all_of_them: bool) -> None:
-        """Write the cards down; with `all_of_them` those of the host that are not among them are absent."""
+    def greet(self, tx: Tx, name: str, cards: tuple[CardState, ...], now: int, *, all_of_them: bool) -> dict[str, str]:
+        """Write the cards down; with `all_of_them` those of the host that are not among them are absent.
+
+        Returns the cards that the records give to another host entry, with its name; call `wrote` after the commit.
+        """
+        claims: dict[str, str] = {}
         settings = self._context.settings.hosts.get(name)
         for card in cards:
             pool, shares = self._context.settings.default_pool, 1
@@ -111,6 +137,8 @@ class Sightings:
                 capability=card.compute_capability or "", pool=pool, shares=shares, simulated=int(card.simulated),
             )  # fmt: skip
             if other is not None:
+                claims[card.uuid] = other
+            if other is not None and self._claims.get(name, {}).get(card.uuid) != other:
                 events.append(tx, "gpu.changed", LOOP, now, severity="critical", host=name, gpu_uuid=card.uuid, new="refused",
                               reason=f"the card belongs to host {other} already")  # fmt: skip
             if new:
@@ -120,3 +148,4 @@ class Sightings:
         tx.dirty.add(("host", name))
         if all_of_them:
             rows.absent(tx, name, [card.uuid for card in cards])
+        return claims

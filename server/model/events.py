@@ -16,6 +16,8 @@ EVENT_TYPES: dict[str, str] = {
     "lease.withdrawn": "the claim was taken back before it was granted",
     "lease.offered": "the holder offers the lease or job to another caller",
     "lease.handed_over": "another caller took the lease over",
+    "lease.refenced": "a living lease got a newer fence, because its host refuses the older one since it lost its memory",
+    "lease.unkept": "a host does not keep the cards of a living lease: `new` and `reason` say why; it is asked again",
     "slot.cleaned": "the slots of an ended lease are free again",
     "slot.occupied": "an ended lease left something on its slots",
     "slot.cleared": "a person declared a slot free",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from typing import Final
 
-from cotenant.server.backends.base import HostRefused
+from cotenant.hostd.protocol import LogPage
+from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Context
-from cotenant.server.errors import BadRequest, Conflict, Forbidden, NotFound, Unreachable
+from cotenant.server.errors import BadRequest, Conflict, Forbidden, NotFound, OutcomeUnknown, Unreachable
 from cotenant.server.model.answers import LogAnswer
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.text import clean, mask
@@ -113,7 +115,29 @@ class Logs:
             more=page.end < page.size,
             final=page.final,
             truncated_before=page.start > (offset or 0),
+            note=await _note(link, chosen, stream, page, first=cursor is None),
         )
+
+
+async def _note(link: Host, attempt: sqlite3.Row, stream: str, page: LogPage, *, first: bool) -> str | None:
+    """What a reader of stdout alone would miss: how the attempt failed, and that stderr holds more. None mostly.
+
+    Looked up at a log's end or where a first look finds nothing, so following a log costs no further trips.
+    """
+    at_end = page.final and page.end >= page.size
+    failed = attempt["failure_class"] is not None
+    if stream != "out" or not ((at_end and failed) or (first and not page.text)):
+        return None
+    try:
+        more = (await link.read_log(attempt["id"], "err", offset=None, tail_lines=1, max_bytes=PAGE_BYTES)).size
+    except (HostRefused, Unreachable, OutcomeUnknown):
+        more = 0  # the lines that were asked for are here all the same
+    parts = []
+    if failed:
+        parts.append(f"attempt {attempt['epoch']} failed ({attempt['failure_class']}): {attempt['message']}")
+    if more:
+        parts.append(f'stderr holds {more} bytes: read them with stream="err"')
+    return ". ".join(mask(clean(part, 500)) for part in parts) or None
 
 
 def _last_drawn(line: str) -> str:

@@ -364,6 +364,8 @@ class JobRow:
     running_s: int | None
     exit_code: int | None
     blocker: str | None
+    failure_class: str | None = None  # as in get_job; null for callers who may not look inside
+    message: str | None = None  # of an ended job: how it ended; null for callers who may not look inside
 
 
 @dataclass(frozen=True)
@@ -385,6 +387,7 @@ class LogAnswer:
     more: bool
     final: bool  # the attempt is over and nothing follows
     truncated_before: bool  # older lines were rotated away or cut by the limit
+    note: str | None = None  # what this answer does not show: that the attempt failed, and that stderr holds lines
 
 
 @dataclass(frozen=True)

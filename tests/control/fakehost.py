@@ -401,7 +401,8 @@ class FakeHost:
     ) -> LogPage:
         def do(a: dict[str, Any]) -> LogPage:
             text = f"{a['stream']} of {a['attempt_id']}\n"
-            return LogPage(text, 0, len(text), len(text), 0, False)
+            known = self.machine.attempts.get(a["attempt_id"])
+            return LogPage(text, 0, len(text), len(text), 0, known is not None and known.state not in LIVING)
 
         args = {
             "attempt_id": attempt_id,

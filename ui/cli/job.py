@@ -92,16 +92,23 @@ def act_list(args: argparse.Namespace) -> int:
 
 
 def table(jobs: list[Answer], *, empty: str) -> None:
-    """Jobs as a table: for how long they ran, or what they wait for."""
+    """Jobs as a table: for how long they ran, and why they wait or how they ended."""
     rows = (
         (
             j["job_id"], j["state"], j["name"], j["holder"], j["pool"], j["gpus"], j["priority"], j.get("host"),
-            show.span(j.get("running_s")), f"{show.span(j['age_s'])} ago", j.get("exit_code"), j.get("blocker"),
+            show.span(j.get("running_s")), f"{show.span(j['age_s'])} ago", j.get("exit_code"), j.get("blocker") or ended_because(j),
         )
         for j in jobs
     )  # fmt: skip
     heads = ("JOB", "STATE", "NAME", "HOLDER", "POOL", "GPUS", "PRIORITY", "HOST", "RUN", "SUBMITTED", "EXIT", "WHY")
     show.table(rows, heads, empty=empty)
+
+
+def ended_because(row: Answer) -> str | None:
+    """Why an ended job ended as it did, in one cell; None where there is nothing to explain, or it may not be seen."""
+    if row["state"] == "succeeded" or not row.get("message"):
+        return None
+    return f"{row['failure_class']}: {row['message']}" if row.get("failure_class") else str(row["message"])
 
 
 def act_show(args: argparse.Namespace) -> int:
@@ -135,6 +142,16 @@ def ending(job: Answer) -> str:
     if job.get("failure_class"):
         parts.append(str(job["failure_class"]))
     return show.harmless(", ".join(parts) + (f": {job['message']}" if job.get("message") else ""))
+
+
+def attempt_ending(attempt: Answer) -> str:
+    """The same of one attempt of a job."""
+    parts = [f"attempt {attempt['epoch']} {attempt['state']}"]
+    if attempt.get("exit_code") is not None:
+        parts.append(f"exit code {attempt['exit_code']}")
+    if attempt.get("failure_class"):
+        parts.append(str(attempt["failure_class"]))
+    return show.harmless(", ".join(parts) + (f": {attempt['message']}" if attempt.get("message") else ""))
 
 
 def act_cancel(args: argparse.Namespace) -> int:

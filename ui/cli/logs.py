@@ -54,6 +54,7 @@ def act(args: argparse.Namespace) -> int:
                     show.line_json(answer)
             else:
                 write(answer)
+        show.say(_ending(client, args.job, args.attempt))
         return 0
     answers = {stream: _page(client, args, stream) for stream in streams}
     if args.json:
@@ -65,7 +66,18 @@ def act(args: argparse.Namespace) -> int:
             if not (args.all and answer["more"]):
                 break
             answer = client.call_tool("tail_logs", {"job_id": args.job, "cursor": answer["cursor"], "lines": PAGE})
+    if len(streams) == 1 and (note := answers[streams[0]].get("note")):
+        show.say(show.harmless(note))
     return 0
+
+
+def _ending(client: Client, job_id: str, attempt: int | None) -> str:
+    """How what was followed ended, in one line."""
+    from cotenant.ui.cli.job import attempt_ending, ending
+
+    job = client.call_tool("get_job", {"job_id": job_id})
+    one = next((a for a in job["attempts"] if a["epoch"] == attempt), None)
+    return ending(job) if one is None else attempt_ending(one)
 
 
 def _page(client: Client, args: argparse.Namespace, stream: str) -> Answer:

@@ -215,6 +215,10 @@ class JobViews(View):
         for row in found[:limit]:
             gpus = json.loads(row["spec"]).get("gpus", 1)
             blockers = self._blockers(row) if row["state"] in ("queued", "held", "preempted") else ()
+            # how a job of another owner failed is for those who may look inside, as in `_job`
+            told = row["state"] in JOB_FINAL and self._eyes.sees_inside(
+                caller, owner=row["owner"], name=row["caller"], pool=row["pool"]
+            )
             page.append(
                 a.JobRow(
                     job_id=row["id"],
@@ -233,6 +237,8 @@ class JobViews(View):
                     else max(0, ((row["ended_at_ms"] or now) - row["started_at_ms"]) // 1000),
                     exit_code=row["exit_code"],
                     blocker=blockers[0].code if blockers else None,
+                    failure_class=row["failure_class"] if told else None,
+                    message=mask(clean(row["message"], 200)) if told and row["message"] else None,
                 )
             )
         return a.JobList(page, page[-1].job_id if len(found) > limit else None, total)

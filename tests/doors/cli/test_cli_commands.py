@@ -252,6 +252,25 @@ def test_logs_by_stream_by_count_and_from_a_cursor(live: Live) -> None:
     assert set(live.json("logs", job)) == {"out", "err"}
 
 
+def test_a_list_and_the_end_of_a_log_say_how_a_job_ended(live: Live) -> None:
+    job = live("submit", "--gpus", "0", "--", "sh", "-c", "echo fine; echo bad >&2; exit 9").out.strip()
+    followed = live("logs", "-f", job)
+    assert followed.out == "fine\n"
+    assert followed.err.splitlines()[0] == "bad"
+    assert f"{job} failed, exit code 9" in followed.err
+    assert "attempt 1 ended, exit code 9" in live("logs", "-f", "--attempt", "1", job).err
+    listed = next(line for line in live("job", "list", "--state", "failed").out.splitlines() if job in line)
+    assert "code: ended with exit code 9" in listed
+    assert "stderr holds" in live("logs", job, "--stream", "out").err
+    good = live("submit", "--gpus", "0", "--", "true").out.strip()
+    assert f"{good} succeeded" in live("logs", "-f", good).err
+    gone = live("submit", "--gpus", "0", "--", "sleep", "60").out.strip()
+    live("job", "cancel", gone, "--yes")
+    live("job", "wait", gone, code=None)
+    listed = next(line for line in live("job", "list", "--state", "cancelled").out.splitlines() if gone in line)
+    assert "cancelled" in listed.rpartition("ago")[2], "WHY is filled for every job that did not succeed"
+
+
 def test_hostile_log_lines_do_not_steer_the_terminal(live: Live, terminal: Callable[..., Any]) -> None:
     job = live("submit", "--gpus", "0", "--wait", "--json", "--", "printf", r"\033]0;owned\007\033[31mred\n").json[
         "job_id"

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from cotenant.server.backends.base import HostRefused
-from cotenant.server.clock import iso
 from cotenant.server.control import grants, handover
 from cotenant.server.control.context import Context, check_request_id, refusal_of, said
 from cotenant.server.control.holds import Holds, end_lease
@@ -282,10 +281,9 @@ class Leases:
         retry = 60 if main.until_ms is None else max(1, (main.until_ms - self._context.now()) // 1000)
         if main.code in ("quota_owner", "quota_agent", "quota_pool", "reserve", "jobs_at_once", "gpu_hours"):
             return refusal_of(main, rooms=rooms, queue_hint=queue_hint, retry_after_s=retry)
-        until = f" Free by {iso(main.until_ms)} at the latest." if main.until_ms is not None else ""
         hint = " ".join(part for part in (rooms, queue_hint) if part)
         return Busy(
-            f"{main.message}.{until}",
+            f"{main.message}.",  # the end, where it is known, stands in the message
             code=main.code
             if main.code in ("queue_paused", "queue_draining", "host_down", "host_sick", "occupied")
             else "busy",

@@ -44,9 +44,10 @@ def of_itself(ask: Ask, now_ms: int) -> list[Blocker]:
     if ask.not_before_ms > now_ms:
         when = at_text(ask.not_before_ms)
         if ask.not_before_why == "start_window":
-            said, helps = f"the start window opens at {when}", "wait, or give another start window (modify_job)"
+            said = f"the start window opens at {when}"
         else:
-            said, helps = f"the next attempt is not made before {when}", "wait: it starts by itself after that time"
+            said = f"the next attempt is not made before {when}"
+        helps = "wait: it starts by itself after that time"
         found.append(Blocker(ask.not_before_why, said, until_ms=ask.not_before_ms, helps=helps))
     return found
 
@@ -239,7 +240,7 @@ def never(fleet: Fleet, shape: Shape) -> Blocker:
             whole[name] = whole.get(name, 0) + count
     if not whole:
         said = f"the cards of pool {pool} that fit are given out in shares only, {shape.low} whole wanted"
-        return refuse("gpus", said, shape.low, 0, "ask for one card and say how much memory it needs (gpu_memory)")
+        return refuse("gpus", said, shape.low, 0, "ask for one card and say how much memory it needs (gpu_memory_mib)")
     enough = [name for name, count in whole.items() if count >= shape.low]
     if enough:
         said = f"{shape.nodes} hosts with {_noun(shape, shape.low)} each wanted: pool {pool} has {len(enough)}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def client(args: argparse.Namespace) -> Client:
     """A client for the server and the token that the options, the environment or the data directory name."""
-    return Client(place.find(url=args.url, token_file=args.token_file, data=args.data))
+    return Client(place.find(url=args.url, token_file=args.token_file, data=args.data), args.command)
 
 
 def sure(args: argparse.Namespace, question: str) -> None:

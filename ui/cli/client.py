@@ -39,16 +39,20 @@ def request_id() -> str:
 
 
 class Client:
-    """One caller at one server. Not for several threads at once: `twin` gives each its own connection."""
+    """One caller at one server. Not for several threads at once: `twin` gives each its own connection.
 
-    def __init__(self, at: place.Place) -> None:
+    `command` is the command that was given: refusals are told in its words.
+    """
+
+    def __init__(self, at: place.Place, command: str = "") -> None:
         self.place = at
+        self._command = command
         self._wire = Wire(at.url)
         self._last_id = 0
 
     def twin(self) -> Client:
         """The same caller over a connection of its own."""
-        return Client(self.place)
+        return Client(self.place, self._command)
 
     def close(self) -> None:
         self._wire.close()
@@ -76,7 +80,7 @@ class Client:
         except NoServer as exc:  # what was said first is the truth about the act: it may have happened
             if name not in WRITES:
                 raise
-            raise Torn(f"The server went away during {name}; it may have been done. {exc.text}") from exc
+            raise Torn(f"The server went away in the middle; it may have been done. {exc.text}") from exc
 
     def _tool(self, name: str, args: Answer, on_progress: Progress | None, answer_s: float) -> Answer:
         self._last_id += 1
@@ -109,8 +113,9 @@ class Client:
             raise ToolRefused(
                 f"rpc_{error.get('code', 'error')}",
                 f"The server refused the call of {name}: {error.get('message', 'no reason given')}",
+                command=self._command,
             )
-        return _outcome(frame.get("result"), name)
+        return _outcome(frame.get("result"), name, self._command)
 
     def operate(self, verb: str, args: Answer, reason: str) -> Answer:
         """Do what only people may do; never sent twice.
@@ -138,7 +143,7 @@ class Client:
                 f"The server at {self.place.url} does not accept {self.place.token_from}: it is unknown, expired or revoked."
                 " Get a new one (`cotenant token create`), or unset it to use your own server's."
             )
-        error = _error_of(content)
+        error = _error_of(content, self._command)
         if error is not None:
             raise error
         if reply.status == 413:
@@ -183,22 +188,29 @@ class Client:
         return value
 
 
-def _outcome(result: Any, name: str) -> Answer:
+def _outcome(result: Any, name: str, command: str) -> Answer:
     """The structured content of a tool's result, or its refusal as ToolRefused."""
     if not isinstance(result, dict):
-        raise Problem(f"The answer to {name} has no result. Is the server of another version?")
+        raise Problem(f"The answer to {_command_of(name)} has no result. Is the server of another version?")
     text = "\n".join(str(part.get("text", "")) for part in result.get("content") or () if isinstance(part, dict))
     if result.get("isError"):
         told = (result.get("_meta") or {}).get("cotenant.dev/error") or {}
         code = told.get("code") or text.partition(":")[0].strip() or "refused"
-        raise ToolRefused(str(code), text or str(code), {k: v for k, v in told.items() if k not in ("code", "message")})
+        data = {k: v for k, v in told.items() if k not in ("code", "message")}
+        raise ToolRefused(str(code), text or str(code), data, command=command)
     content = result.get("structuredContent")
     if not isinstance(content, dict):
-        raise Problem(f"The answer to {name} has no content. Is the server of another version?")
+        raise Problem(f"The answer to {_command_of(name)} has no content. Is the server of another version?")
     return content
 
 
-def _error_of(body: bytes) -> Problem | None:
+def _command_of(tool: str) -> str:
+    from cotenant.ui.cli.words import TOOLS
+
+    return f"`{TOOLS.get(tool, tool)}`"
+
+
+def _error_of(body: bytes, command: str) -> Problem | None:
     """The refusal in the body of an HTTP error of ours or of JSON-RPC, or None."""
     try:
         error = json.loads(body)["error"]
@@ -207,7 +219,8 @@ def _error_of(body: bytes) -> Problem | None:
         code = str(record["code"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return ToolRefused(code, message, {k: v for k, v in record.items() if k not in ("code", "message", "text", "data")})
+    data = {k: v for k, v in record.items() if k not in ("code", "message", "text", "data")}
+    return ToolRefused(code, message, data, command=command)
 
 
 def _sentence(body: bytes) -> str:

@@ -19,8 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("status", "who holds what, what runs, what waits"),
     "submit": ("submit", "run a command detached on leased cards: submit [options] -- CMD"),
     "run": ("run", "lease cards and run a command in the foreground: run [options] -- CMD"),
-    "lease": ("lease", "acquire, heartbeat, release, list, show, evict"),
-    "job": ("job", "list, show, wait, cancel, retry, signal, hold, release, evict, abandon"),
+    "lease": ("lease", "acquire, wait, heartbeat, release, list, show, hand-over, evict"),
+    "job": ("job", "list, show, wait, cancel, retry, signal, hold, release, hand-over, evict, abandon"),
     "logs": ("logs", "what a job printed; -f follows"),
     "quota": ("quota", "how many cards you may take now"),
     "gpus": ("fleet", "every card: state, holder, memory, use"),
@@ -149,6 +149,7 @@ def _parse(command: str, words: list[str]) -> argparse.Namespace:
     if behind is not None and not getattr(args, "takes_command", False):
         parser.root.error("nothing may follow --")
     args.command_line = behind
+    args.command = command
     return args
 
 

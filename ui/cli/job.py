@@ -48,6 +48,14 @@ def configure(parser: Parser, _: str) -> None:
     _as_operator(hold, reason_for="why; recorded")
     release = _on_job(parser, "release", act_release, "let a held job start")
     _as_operator(release)
+    hand_over = _on_job(
+        parser,
+        "hand-over",
+        act_hand_over,
+        "offer a job to another caller, or accept one offered to you",
+        more=" bob-claude",
+    )
+    hand_over.add_argument("to", metavar="TO", help="who shall have it; your own name to accept an offer")
     evict = _on_job(parser, "evict", act_evict, "take a running job off its cards (people only)", more=' --reason "…"')
     evict.add_argument("--reason", required=True, help="why; the owner and the audit see it")
     ask.yes_option(evict)
@@ -108,7 +116,8 @@ def ended_because(row: Answer) -> str | None:
     """Why an ended job ended as it did, in one cell; None where there is nothing to explain, or it may not be seen."""
     if row["state"] == "succeeded" or not row.get("message"):
         return None
-    return f"{row['failure_class']}: {row['message']}" if row.get("failure_class") else str(row["message"])
+    said = show.ours(row["message"])
+    return f"{row['failure_class']}: {said}" if row.get("failure_class") else said
 
 
 def act_show(args: argparse.Namespace) -> int:
@@ -141,7 +150,7 @@ def ending(job: Answer) -> str:
         parts.append(f"ran {show.span(job['running_s'])}")
     if job.get("failure_class"):
         parts.append(str(job["failure_class"]))
-    return show.harmless(", ".join(parts) + (f": {job['message']}" if job.get("message") else ""))
+    return show.ours(", ".join(parts) + (f": {job['message']}" if job.get("message") else ""))
 
 
 def attempt_ending(attempt: Answer) -> str:
@@ -151,7 +160,7 @@ def attempt_ending(attempt: Answer) -> str:
         parts.append(f"exit code {attempt['exit_code']}")
     if attempt.get("failure_class"):
         parts.append(str(attempt["failure_class"]))
-    return show.harmless(", ".join(parts) + (f": {attempt['message']}" if attempt.get("message") else ""))
+    return show.ours(", ".join(parts) + (f": {attempt['message']}" if attempt.get("message") else ""))
 
 
 def act_cancel(args: argparse.Namespace) -> int:
@@ -168,7 +177,7 @@ def act_cancel(args: argparse.Namespace) -> int:
     if args.json:
         show.as_json(answer)
     else:
-        show.out(show.harmless(str(answer.get("message") or f"{args.job} {answer.get('state', 'cancelled')}")))
+        show.out(show.ours(str(answer.get("message") or f"{args.job} {answer.get('state', 'cancelled')}")))
     return EXIT_REFUSED if answer.get("status") == "not_cancelled" else 0
 
 
@@ -204,6 +213,22 @@ def act_release(args: argparse.Namespace) -> int:
     return _brief(args, ask.client(args).call_tool("release_job", {"job_id": args.job}))
 
 
+def act_hand_over(args: argparse.Namespace) -> int:
+    return hand_over(args, args.job)
+
+
+def hand_over(args: argparse.Namespace, object_id: str) -> int:
+    """Pass a job or a lease on, or accept it."""
+    answer = ask.client(args).call_tool("hand_over", {"object_id": object_id, "to": args.to})
+    if args.json:
+        show.as_json(answer)
+    elif answer["status"] == "offered":
+        show.out(f"{object_id} is offered to {show.cell(args.to)} until {clock(answer.get('until'))}")
+    else:
+        show.out(f"{object_id} belongs to {show.cell(answer['holder'])} now")
+    return 0
+
+
 def act_evict(args: argparse.Namespace) -> int:
     client = ask.client(args)
     ask.sure(args, f"Take job {args.job} off its cards?")
@@ -222,7 +247,7 @@ def _brief(args: argparse.Namespace, answer: Answer) -> int:
     if args.json:
         show.as_json(answer)
     else:
-        show.out(f"{args.job} {show.harmless(waiting.reason(answer)) if 'state' in answer else 'done'}")
+        show.out(f"{args.job} {show.ours(waiting.reason(answer)) if 'state' in answer else 'done'}")
     return 0
 
 
@@ -259,7 +284,7 @@ def tell(job: Answer) -> None:
             ("time limit", limit + left),
             ("exit code", job.get("exit_code")),
             ("failure", job.get("failure_class")),
-            ("message", job.get("message")),
+            ("message", show.ours(job.get("message") or "")),
             ("held", job.get("held_reason")),
             ("in line", job.get("queue_position")),
         ]

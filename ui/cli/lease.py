@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotenant.ui.cli import ask, show, waiting
 from cotenant.ui.cli.fleet import clock
-from cotenant.ui.cli.problems import Usage
+from cotenant.ui.cli.problems import Problem, Usage
 
 TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def configure(parser: Parser, _: str) -> None:
     )
     acquire.add_argument("--export", action="store_true", help="print the environment as lines for a shell")
     for name, act, what in (
+        ("wait", act_wait, "wait in line until the cards are yours, and pick them up"),
         ("heartbeat", act_heartbeat, "renew a lease, or pick up a granted one"),
         ("release", act_release, "give a lease back, or leave the line"),
         ("show", act_show, "one lease"),
@@ -46,6 +47,14 @@ def configure(parser: Parser, _: str) -> None:
     listing.add_argument("--host", help="only on this host")
     listing.add_argument("--limit", type=int, help="at most so many (50)")
     listing.add_argument("--cursor", help="go on where an earlier list ended")
+    hand_over = parser.sub(
+        "hand-over",
+        act_hand_over,
+        "offer a lease to another caller, or accept one offered to you",
+        example="cotenant lease hand-over LEASE bob-claude",
+    )
+    hand_over.add_argument("lease", metavar="LEASE")
+    hand_over.add_argument("to", metavar="TO", help="who shall have it; your own name to accept an offer")
     evict = parser.sub(
         "evict",
         act_evict,
@@ -100,6 +109,26 @@ def act_acquire(args: argparse.Namespace) -> int:
     return 0
 
 
+def act_wait(args: argparse.Namespace) -> int:
+    client = ask.client(args)
+    lease = find(client, args.lease)
+    if lease["state"] == "queued" or (lease["state"] == "leased" and lease.get("pickup_by")):
+        lease = waiting.for_lease(client, args.lease, keep=True)
+    elif lease["state"] in waiting.LEASE_ENDED:
+        raise Problem(f"{args.lease} has ended: {lease['state']}.")
+    if args.json:
+        show.as_json(lease)
+    else:
+        tell(lease)
+    return 0
+
+
+def act_hand_over(args: argparse.Namespace) -> int:
+    from cotenant.ui.cli.job import hand_over
+
+    return hand_over(args, args.lease)
+
+
 def shell_word(text: str) -> str:
     """`text` as one word of a POSIX shell."""
     return "'" + text.replace("'", "'\"'\"'") + "'"
@@ -113,7 +142,7 @@ def act_heartbeat(args: argparse.Namespace) -> int:
     left = "" if answer.get("expires_in_s") is None else f", expires in {show.span(answer['expires_in_s'])}"
     show.out(f"{answer['lease_id']} {answer['state']}{left}{', draining: finish soon' if answer['draining'] else ''}")
     if answer.get("notice"):
-        show.say(show.harmless(answer["notice"]))
+        show.say(show.ours(answer["notice"]))
     return 0
 
 
@@ -196,7 +225,7 @@ def tell(lease: Answer) -> None:
             ("expires in", span_at(lease.get("expires_in_s"), lease.get("expires_at"))),
             ("ends in", span_at(lease.get("hard_end_in_s"), lease.get("hard_end_at"))),
             ("ended", clock(lease.get("ended_at"))),
-            ("because", lease.get("end_reason")),
+            ("because", show.ours(lease.get("end_reason") or "")),
         ]
     )
     show.blockers(lease)

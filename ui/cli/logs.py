@@ -67,7 +67,7 @@ def act(args: argparse.Namespace) -> int:
                 break
             answer = client.call_tool("tail_logs", {"job_id": args.job, "cursor": answer["cursor"], "lines": PAGE})
     if len(streams) == 1 and (note := answers[streams[0]].get("note")):
-        show.say(show.harmless(note))
+        show.say(show.ours(note))
     return 0
 
 
@@ -156,7 +156,7 @@ def follow(
             if job["state"] in waiting.JOB_FINAL and (ended or not epochs):
                 return
             if (why := waiting.reason(job)) != told and job["state"] != "running":
-                show.say(show.harmless(why))
+                show.say(show.ours(why))
                 told = why
         time.sleep(pause)
         pause = min(pause * 1.5, POLITE_S)

@@ -39,15 +39,21 @@ class Usage(Problem):
 
 
 class ToolRefused(Problem):
-    """A tool's or an operation's refusal: `code` is stable, `text` is the server's own sentence, `data` its numbers."""
+    """A tool's or an operation's refusal: `code` is stable, `data` holds its numbers.
 
-    def __init__(self, code: str, text: str, data: dict[str, Any] | None = None) -> None:
-        super().__init__(text)
+    `text` is for a person, in the words of the command line; `exact` is the server's own sentence, for `--json`.
+    """
+
+    def __init__(self, code: str, text: str, data: dict[str, Any] | None = None, *, command: str = "") -> None:
+        from cotenant.ui.cli.words import for_people
+
+        super().__init__(for_people(text, command))
         self.code = code
+        self.exact = text
         self.data = data or {}
 
     def record(self) -> dict[str, Any]:
-        return {"error": {"code": self.code, "message": self.text, **self.data}}
+        return {"error": {"code": self.code, "message": self.exact, **self.data}}
 
 
 class TokenRefused(Problem):

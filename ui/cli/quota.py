@@ -33,7 +33,7 @@ def act(args: argparse.Namespace) -> int:
             ("owner's cap", me.get("owner_cap")),
             ("jobs", f"{me['running_jobs']} running, {me['waiting_jobs']} waiting"),
             ("leases", " ".join(me["leases"])),
-            ("advice", answer.get("advice")),
+            ("advice", show.ours(answer.get("advice") or "")),
         ]
     )
     return 0

@@ -82,7 +82,7 @@ def act(args: argparse.Namespace) -> int:
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if held["state"] == "queued":
-            show.say(f"{lease_id} {show.harmless(waiting.reason(held))}")
+            show.say(f"{lease_id} {show.ours(waiting.reason(held))}")
             held = waiting.for_lease(client, lease_id)
         _check_here(held, client.place.url)
         show.say(f"{lease_id}: {show.slots(held)}, ends in {show.span(held.get('hard_end_in_s'))} at the latest")
@@ -187,7 +187,7 @@ class Renewal(threading.Thread):
             told, pause = False, every
             until = sent + float(beat.get("expires_in_s") or self._ttl_s)
             if beat["draining"] and not draining:
-                show.say(f"the lease is draining: finish soon. {show.harmless(str(beat.get('notice') or ''))}".rstrip())
+                show.say(f"the lease is draining: finish soon. {show.ours(str(beat.get('notice') or ''))}".rstrip())
             draining = beat["draining"]
 
     def _lose(self, why: str) -> None:

@@ -41,7 +41,7 @@ def act(args: argparse.Namespace) -> int:
 
     if args.url or args.token_file:
         raise Usage("serve is the server: it takes --host and --port, neither --url nor --token-file.")
-    with own_errors():
+    with own_errors(args.command):
         from cotenant.server import app, config
 
         settings = config.load(
@@ -56,7 +56,7 @@ def act(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def own_errors() -> Iterator[None]:
+def own_errors(command: str = "") -> Iterator[None]:
     """The server's own refusals as problems of the command line; anything else is a bug and keeps its traceback."""
     from cotenant.server.config import ConfigError
     from cotenant.server.errors import CotenantError
@@ -67,7 +67,7 @@ def own_errors() -> Iterator[None]:
     except ConfigError as exc:
         raise Usage(str(exc)) from exc
     except CotenantError as exc:
-        raise ToolRefused(exc.code, exc.text(), exc.data) from exc
+        raise ToolRefused(exc.code, exc.text(), exc.data, command=command) from exc
     except StoreRefused as exc:
         raise Problem(str(exc)) from exc
     except OSError as exc:

@@ -148,5 +148,12 @@ def slots(answer: dict[str, Any]) -> str:
 def blockers(answer: dict[str, Any]) -> None:
     """Why something waits, a line each, with what would help."""
     for blocker in answer.get("blockers") or ():
-        helps = f" {blocker['helps']}" if blocker.get("helps") else ""
-        out(f"  waits: {cell(blocker.get('code'))}: {cell(blocker.get('message'))}{harmless(helps)}")
+        helps = f"; {ours(blocker['helps'])}" if blocker.get("helps") else ""
+        out(f"  waits: {cell(blocker.get('code'))}: {cell(blocker.get('message'))}{helps}")
+
+
+def ours(text: str) -> str:
+    """A sentence of the server in the command line's words, harmless to a terminal."""
+    from cotenant.ui.cli.words import for_people
+
+    return harmless(for_people(text))

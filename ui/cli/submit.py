@@ -112,7 +112,7 @@ def act(args: argparse.Namespace) -> int:
             show.out(job["job_id"])
             _notes(job)
         return 0
-    show.say(f"{job['job_id']} {show.harmless(waiting.reason(job))}")
+    show.say(f"{job['job_id']} {show.ours(waiting.reason(job))}")
     _notes(job)
     try:
         job = _to_the_end(client, job, follow=args.follow and not args.json)

@@ -30,7 +30,7 @@ class Progress:
         self._last = ""
 
     def __call__(self, text: str) -> None:
-        text = show.harmless(text).strip()
+        text = show.ours(text).strip()
         if not text:
             return
         if self._live:
@@ -85,10 +85,10 @@ def for_job(client: Client, job_id: str, *, timeout_s: float | None = None) -> A
         progress.done()
 
 
-def for_lease(client: Client, lease_id: str) -> Answer:
+def for_lease(client: Client, lease_id: str, *, keep: bool = False) -> Answer:
     """A queued claim once it is granted and picked up, with its environment.
 
-    Interrupted, or failed, the claim is withdrawn: nobody would pick it up.
+    Interrupted, or failed, the claim is withdrawn, since nobody would pick it up; with `keep` it stays in line.
 
     Raises:
         Problem: the claim ended without a grant.
@@ -113,7 +113,8 @@ def for_lease(client: Client, lease_id: str) -> Answer:
                 )
     except BaseException:
         progress.done()
-        withdraw(client, lease_id)
+        if not keep:
+            withdraw(client, lease_id)
         raise
     finally:
         progress.done()

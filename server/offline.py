@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def create_token(
-    data_dir: Path, name: str, kind: str, owner: str, scopes: Iterable[str], **options: Any
+    data_dir: Path, name: str, kind: str, owner: str, scopes: Iterable[str], *, reason: str = "", **options: Any
 ) -> dict[str, Any]:
     """A new token, as `control.tokens.Tokens.create` makes it; `token` is shown this once.
 
@@ -31,7 +31,7 @@ def create_token(
     now = SystemClock().now_ms()
     pools = set(load(data_dir=data_dir).pools)
     values = checked(name, kind, owner, scopes, known_pools=pools, now=now, **options)
-    return _write(data_dir, lambda tx: write_token(tx, _me(), values, Ids(), now))
+    return _write(data_dir, lambda tx: write_token(tx, _me(), values, Ids(), now, reason))
 
 
 def list_tokens(data_dir: Path) -> list[dict[str, Any]]:
@@ -40,14 +40,10 @@ def list_tokens(data_dir: Path) -> list[dict[str, Any]]:
     return _write(data_dir, lambda tx: [token_view(row, now) for row in callers.list_tokens(tx.connection)])
 
 
-def revoke_token(data_dir: Path, id_or_name: str, reason: str = "") -> dict[str, Any]:
-    """Revoke by id, or all tokens of a caller.
-
-    Raises:
-        NotFound: nothing living by that id or name.
-    """
+def revoke_token(data_dir: Path, id_or_name: str, reason: str = "", *, every: bool = False) -> dict[str, Any]:
+    """Revoke by id or by the name of a caller; see `control.tokens.revoke`."""
     now = SystemClock().now_ms()
-    return _write(data_dir, lambda tx: {"revoked": revoke(tx, _me(), id_or_name, now, reason)})
+    return _write(data_dir, lambda tx: {"revoked": revoke(tx, _me(), id_or_name, now, reason, every=every)})
 
 
 def _me() -> Caller:

@@ -112,8 +112,9 @@ class Operate:
         return {"tokens": await self._tokens.list()}
 
     async def _token_revoke(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
-        _only(args, {"token"})
-        return await self._tokens.revoke(caller, _text(args, "token"), reason)
+        _only(args, {"token", "all"})
+        every = _flag(args, "all") if args.get("all") is not None else False
+        return await self._tokens.revoke(caller, _text(args, "token"), reason, every=every)
 
     async def _lease_evict(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
         _only(args, {"lease_id"})

@@ -16,6 +16,7 @@ from cotenant.server.control.holds import end_lease, free_slots
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LeaseState
+from cotenant.server.model.text import signal_name
 from cotenant.server.store import events, jobs, leases, meta
 from cotenant.server.store.db import Tx, dumps
 
@@ -174,7 +175,7 @@ def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str
     if record.sender == "kernel_oom":
         return "oom", "killed by the kernel: the host ran out of memory"
     if record.signal is not None:
-        return "signal", f"ended by signal {record.signal} from {record.sender or 'outside'}"
+        return "signal", f"ended by {signal_name(record.signal)} from {record.sender or 'outside'}"
     return "code", f"ended with exit code {record.code}"
 
 

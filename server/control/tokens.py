@@ -10,10 +10,11 @@ from typing import Any, Final
 from cotenant.server.clock import iso_or_none
 from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Context
-from cotenant.server.errors import BadRequest, NotFound
+from cotenant.server.errors import BadRequest, Conflict, NotFound
 from cotenant.server.ids import Ids
 from cotenant.server.model.caller import SCOPES, Caller
 from cotenant.server.model.states import PRIORITIES
+from cotenant.server.model.text import quoted
 from cotenant.server.store import callers, events
 from cotenant.server.store.db import Tx
 
@@ -45,14 +46,10 @@ class Tokens:
         rows = await self._context.db.read(callers.list_tokens)
         return [token_view(row, self._context.now()) for row in rows]
 
-    async def revoke(self, by: Caller, id_or_name: str, reason: str = "") -> dict[str, Any]:
-        """Revoke a token by id, or all of a caller by name. Its streams end at the next delivery.
-
-        Raises:
-            NotFound: nothing living by that id or name.
-        """
+    async def revoke(self, by: Caller, id_or_name: str, reason: str = "", *, every: bool = False) -> dict[str, Any]:
+        """Revoke a token by its id or its caller's name; see `revoke`. Its streams end at the next delivery."""
         now = self._context.now()
-        rows = await self._context.db.write(lambda tx: revoke(tx, by, id_or_name, now, reason))
+        rows = await self._context.db.write(lambda tx: revoke(tx, by, id_or_name, now, reason, every=every))
         await self._auth.load()
         return {"revoked": rows}
 
@@ -119,7 +116,11 @@ def checked(
 
 
 def write_token(tx: Tx, by: Caller, values: dict[str, Any], ids: Ids, now: int, reason: str = "") -> dict[str, Any]:
-    """Make caller and token in one transaction; the answer holds the secret."""
+    """Make caller and token in one transaction; the answer holds the secret.
+
+    `others` are the ids of the caller's tokens that go on working beside it: one is there while a token is exchanged.
+    """
+    others = [row["id"] for row in callers.living_tokens(tx, values["caller"], now)]
     callers.put_caller(tx, values["caller"], values["kind"], values["owner"], now)
     token_id, secret = ids.new("token", now), TOKEN_PREFIX + ids.secret()
     callers.put_token(tx, token_id, secret, {**values, "created_at_ms": now, "created_by": by.name})
@@ -134,14 +135,25 @@ def write_token(tx: Tx, by: Caller, values: dict[str, Any], ids: Ids, now: int, 
     return {
         "token": secret, "id": token_id, "name": values["caller"], "kind": values["kind"], "owner": values["owner"],
         "scopes": list(values["scopes"]), "expires_at": iso_or_none(values["expires_at_ms"]),
+        "others": others,
     }  # fmt: skip
 
 
-def revoke(tx: Tx, by: Caller, id_or_name: str, now: int, reason: str = "") -> list[str]:
-    """
+def revoke(tx: Tx, by: Caller, id_or_name: str, now: int, reason: str = "", *, every: bool = False) -> list[str]:
+    """Revoke one token by its id, or that of a caller by name; with `every` all of the caller's. Answers their ids.
+
     Raises:
         NotFound: nothing living by that id or name.
+        Conflict: the caller has several, and which one is meant was not said.
     """
+    several = [row["id"] for row in callers.living_tokens(tx, id_or_name, now)]
+    if len(several) > 1 and not every:
+        raise Conflict(
+            f"{quoted(id_or_name)} has {len(several)} living tokens: {', '.join(several)}",
+            code="several_tokens",
+            hint="Name one by its id, or say all of them (--all).",
+            data={"tokens": several},
+        )
     rows = callers.revoke(tx, id_or_name, now)
     if not rows:
         raise NotFound(

@@ -277,6 +277,7 @@ class ExitAnswer:
     peak_memory_mib: int
     peak_card_memory_mib: dict[str, int]
     duration_s: float
+    signal_name: str | None = None  # SIGKILL for 9
 
 
 @dataclass(frozen=True)

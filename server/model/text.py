@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import unicodedata
 
 # Cc control, Cf format (bidi overrides, zero width), Cs surrogates, Co private use
@@ -70,6 +71,16 @@ def clean(text: str, limit: int, *, newlines: bool = False, indent: bool = False
 def quoted(text: str, limit: int = 80) -> str:
     """Foreign text inside a sentence of ours: a JSON string."""
     return json.dumps(clean(text, limit), ensure_ascii=False)
+
+
+def signal_name(number: int) -> str:
+    """A signal as people call it: SIGKILL for 9, SIGRTMIN+1 for 35; a number that is none stays one."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        if signal.SIGRTMIN < number < signal.SIGRTMAX:
+            return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        return f"signal {number}"
 
 
 def find_secret(text: str) -> str | None:

@@ -59,6 +59,15 @@ def as_caller(row: sqlite3.Row, door: str) -> Caller:
     )
 
 
+def living_tokens(tx: Tx, caller: str, now_ms: int) -> list[sqlite3.Row]:
+    """A caller's tokens that are neither revoked nor expired, oldest first."""
+    return tx.all(
+        "SELECT id FROM token WHERE caller = ? AND revoked_at_ms IS NULL AND (expires_at_ms IS NULL OR expires_at_ms > ?)"
+        " ORDER BY created_at_ms, id",
+        (caller, now_ms),
+    )
+
+
 def revoke(tx: Tx, id_or_caller: str, now_ms: int) -> list[sqlite3.Row]:
     """Revoke one token by id, or all living ones of a caller; returns their rows."""
     return tx.all(

@@ -191,7 +191,7 @@ def act_retry(args: argparse.Namespace) -> int:
 
 
 def act_signal(args: argparse.Namespace) -> int:
-    answer = ask.client(args).call_tool("signal_job", {"job_id": args.job, "signal": args.signal})
+    answer = ask.client(args).call_tool("signal_job", {"job_id": args.job, "signal": _signal_name(args.signal)})
     if args.json:
         show.as_json(answer)
     else:
@@ -199,6 +199,18 @@ def act_signal(args: argparse.Namespace) -> int:
             f"{answer['signal']} {'delivered to' if answer['delivered'] else 'not delivered to'} {answer['attempt_id']}"
         )
     return 0 if answer["delivered"] else EXIT_REFUSED
+
+
+def _signal_name(word: str) -> str:
+    """USR1 for 10: kill takes numbers, the server names. Raises Usage for a number that is no signal."""
+    import signal
+
+    if not word.isascii() or not word.isdigit():
+        return word
+    try:
+        return signal.Signals(int(word)).name
+    except ValueError:
+        raise Usage(f"There is no signal {word}; `kill -l` lists them.") from None
 
 
 def act_hold(args: argparse.Namespace) -> int:
@@ -295,7 +307,7 @@ def tell(job: Answer) -> None:
         rows = (
             (
                 a["attempt_id"], a["epoch"], a["state"], a.get("host"), show.slots(a), clock(a.get("started_at")), a.get("exit_code"),
-                (a.get("exit") or {}).get("signal"), a.get("failure_class") or a.get("message"),
+                (a.get("exit") or {}).get("signal_name"), a.get("failure_class") or a.get("message"),
             )
             for a in job["attempts"]
         )  # fmt: skip

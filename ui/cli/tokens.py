@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from cotenant.ui.cli import ask, place, show
-from cotenant.ui.cli.problems import NoServer, Usage
+from cotenant.ui.cli.problems import NoServer, Problem, Usage
 
 TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def configure(parser: Parser, _: str) -> None:
     create.add_argument("--owner", help="the person who answers for it (your unix user)")
     create.add_argument("--scopes", default="read,write", help="of read, write, operate, admin, report (read,write)")
     create.add_argument("--expires", metavar="TIME", help="end after 12h, 30d, … (never)")
-    create.add_argument("--toolset", "--tools", choices=("core", "full"), help="which tools it sees (full)")
+    create.add_argument(
+        "--tools", "--toolset", dest="toolset", choices=("core", "full"), help="which tools it is told of (full)"
+    )
     create.add_argument("--pools", help="only these pools, by commas (all)")
     create.add_argument(
         "--max-priority", choices=("critical", "high", "normal", "batch"), help="the highest it may ask for"
@@ -43,13 +45,18 @@ def configure(parser: Parser, _: str) -> None:
     create.add_argument("--reason", default="made on the command line", help="why; recorded")
     parser.sub("list", act_list, "all tokens, without their secrets", example="cotenant token list")
     revoke = parser.sub("revoke", act_revoke, "end a token now", example="cotenant token revoke alice-codex --yes")
-    revoke.add_argument("token", metavar="NAME|ID")
+    revoke.add_argument(
+        "token", metavar="NAME|ID", help="a caller's name, or the id of one token (cotenant token list)"
+    )
+    revoke.add_argument("--all", action="store_true", help="every living token of that name")
     revoke.add_argument("--reason", default="revoked on the command line", help="why; recorded")
     ask.yes_option(revoke)
 
 
 def act_create(args: argparse.Namespace) -> int:
-    owner = args.owner or _unix_user()
+    owner = _unix_user() if args.owner is None else args.owner.strip()
+    if not owner:
+        raise Usage("--owner names nobody. Give the person who answers for the token, or leave it out for yourself.")
     if args.out and os.path.lexists(args.out):
         raise Usage(f"{args.out} is there already; name a new file.")
     wanted: Answer = {
@@ -69,7 +76,13 @@ def act_create(args: argparse.Namespace) -> int:
     def offline(data: Any) -> Answer:
         from cotenant.server.offline import create_token
 
-        return create_token(data, **wanted)
+        new = not os.path.exists(os.path.join(data, "control.db"))
+        made = create_token(data, reason=args.reason, **wanted)
+        if new:  # a mistyped --data looks just like a first one: only the person can tell
+            show.say(
+                f"made a new data directory: {data}. A server must be started with the same --data to know this token."
+            )
+        return made
 
     answer = _either(args, lambda client: client.operate("token.create", wanted, args.reason), offline)
     if args.out:
@@ -87,6 +100,11 @@ def act_create(args: argparse.Namespace) -> int:
     else:
         show.out(str(answer["token"]))
         show.say("this is the only time that it is shown")
+    if others := answer.get("others"):
+        them = (
+            "another living token, which goes" if len(others) == 1 else f"{len(others)} other living tokens, which go"
+        )
+        show.say(f"{args.name} has {them} on working: {', '.join(others)}. End one with `cotenant token revoke ID`.")
     return 0
 
 
@@ -94,7 +112,7 @@ def act_list(args: argparse.Namespace) -> int:
     def offline(data: Any) -> Answer:
         from cotenant.server.offline import list_tokens
 
-        return {"tokens": list_tokens(data)}
+        return {"tokens": list_tokens(_there(data))}
 
     answer = _either(args, lambda client: client.operate("token.list", {}, "listed on the command line"), offline)
     if args.json:
@@ -121,14 +139,16 @@ def act_revoke(args: argparse.Namespace) -> int:
     def offline(data: Any) -> Answer:
         from cotenant.server.offline import revoke_token
 
-        return revoke_token(data, args.token, args.reason)
+        return revoke_token(_there(data), args.token, args.reason, every=args.all)
 
     ask.sure(args, f"End the token of {args.token} now? What it started goes on.")
-    answer = _either(args, lambda client: client.operate("token.revoke", {"token": args.token}, args.reason), offline)
+    wanted = {"token": args.token, "all": args.all or None}
+    answer = _either(args, lambda client: client.operate("token.revoke", wanted, args.reason), offline)
     if args.json:
         show.as_json(answer)
     else:
-        show.out(f"{args.token} revoked")
+        ended = answer["revoked"]
+        show.out(f"{args.token} revoked" + (f" ({len(ended)} tokens)" if len(ended) > 1 else ""))
     return 0
 
 
@@ -151,8 +171,18 @@ def _either(args: argparse.Namespace, online: Callable[[Any], Answer], offline: 
 
     from cotenant.ui.cli.serve import own_errors
 
-    with own_errors():
+    with own_errors(args.command):
         return offline(Path(data))
+
+
+def _there(data: Any) -> Any:
+    """The data directory, which must hold a store: to look or to revoke nobody wants a new one."""
+    if not os.path.exists(os.path.join(data, "control.db")):
+        raise Problem(
+            f"There is no data directory of a server at {data}. Give the right one with --data, or a running server's "
+            "address with --url."
+        )
+    return data
 
 
 def _unix_user() -> str:

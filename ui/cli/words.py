@@ -92,7 +92,7 @@ ARGUMENTS: dict[str, str] = {
     "stop_grace_s": "--stop-grace",
     "stream": "--stream",
     "to": "TO",
-    "toolset": "--toolset",
+    "toolset": "--tools",
     "ttl_s": "--ttl",
     "types": "--type",
     "wait_s": "--wait",

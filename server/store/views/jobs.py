@@ -13,7 +13,7 @@ from cotenant.server.model import answers as a
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_FINAL, TASK_STATUS, JobState
-from cotenant.server.model.text import clean, mask
+from cotenant.server.model.text import clean, mask, signal_name
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store.views.base import (
     JUST_QUEUED,
@@ -159,6 +159,7 @@ class JobViews(View):
                 peak_memory_mib=record.get("peak_memory_mib", 0),
                 peak_card_memory_mib=record.get("peak_card_memory_mib", {}),
                 duration_s=record.get("duration_s", 0.0),
+                signal_name=None if record.get("signal") is None else signal_name(record["signal"]),
             ),
             failure_class=row["failure_class"] if inside else None,
             message=mask(clean(row["message"], 500)) if row["message"] and inside else None,

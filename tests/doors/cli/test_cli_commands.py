@@ -87,7 +87,24 @@ def test_submit_prints_the_id_and_wait_passes_the_exit_code_on(live: Live) -> No
 
 
 def test_wait_of_a_killed_job_is_128_plus_its_signal(live: Live) -> None:
-    live("submit", "--gpus", "0", "--wait", "--", "sh", "-c", "kill -9 $$", code=128 + 9)
+    done = live("submit", "--gpus", "0", "--wait", "--", "sh", "-c", "kill -9 $$", code=128 + 9)
+    assert "SIGKILL" in done.err
+    job = next(word for word in done.err.split() if word.startswith("job_"))
+    assert "signal 9" not in done.err
+    shown = live("job", "show", job).out
+    assert "SIGKILL" in shown.partition("ATTEMPT")[2], "the table of attempts has the name too"
+    assert live.json("job", "show", job)["attempts"][0]["exit"]["signal_name"] == "SIGKILL"
+
+
+@pytest.mark.parametrize("word", ["10", "usr1", "SIGUSR1"])
+def test_a_signal_is_given_by_name_or_number(live: Live, until: Until, word: str) -> None:
+    script = "trap 'exit 5' USR1; echo up; while :; do sleep 0.05; done"
+    job = live("submit", "--gpus", "0", "--name", word, "--", "sh", "-c", script).out.strip()
+    until(lambda: "up" in live("logs", job).out, "the job did not start")
+    assert "SIGUSR1 delivered" in live("job", "signal", job, word).out
+    live("job", "wait", job, code=5)
+    assert "no signal 99" in live("job", "signal", job, "99", code=2).err
+    assert "not_running" in live("job", "signal", job, word, code=1).err
 
 
 def test_follow_shows_both_streams_where_they_belong_and_ends_with_the_job(live: Live) -> None:

@@ -42,6 +42,50 @@ def test_tokens_are_made_listed_and_revoked_without_a_server_and_are_good_with_i
     own.stop_server()
 
 
+def test_a_directory_that_is_made_by_the_way_is_said_and_looking_makes_none(own: Own, room: Path) -> None:
+    """A mistyped --data looks like a first one: whoever makes a token there must be told, whoever looks must be refused."""
+    for words in (["token", "list"], ["token", "revoke", "x", "--yes"]):
+        refused = own(*words, code=1)
+        assert str(own.data) in refused.err and "--data" in refused.err
+    assert not own.data.exists(), "looking made nothing"
+    made = own("token", "create", "first", "--owner", "erin")
+    assert f"made a new data directory: {own.data}" in made.err
+    assert made.out.startswith("ctn_") and len(made.out.split()) == 1, "the notice is not in the way of the token"
+    assert "made a new" not in own("token", "create", "second", "--owner", "erin").err
+    own.start_server()
+    assert "made a new" not in own("token", "create", "third", "--owner", "erin").err
+    assert {t["name"] for t in own.json("token", "list")["tokens"]} >= {"first", "second", "third"}
+    own.stop_server()
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_second_token_of_a_name_is_said_and_one_word_ends_only_one(own: Own, running: bool) -> None:
+    first = own.json("token", "create", "twice", "--owner", "erin")
+    if running:
+        own.start_server()
+    made = own("token", "create", "twice", "--owner", "erin")
+    assert first["id"] in made.err and "another living token" in made.err
+    second = own.json("token", "list")["tokens"][-1]
+    refused = own("token", "revoke", "twice", "--yes", code=1)
+    assert first["id"] in refused.err and second["id"] in refused.err and "--all" in refused.err
+    states = {t["id"]: t["state"] for t in own.json("token", "list")["tokens"]}
+    assert (states[first["id"]], states[second["id"]]) == ("active", "active"), "a refusal ends neither"
+    assert own.json("token", "revoke", first["id"], "--yes")["revoked"] == [first["id"]]
+    assert own.json("token", "revoke", "twice", "--yes")["revoked"] == [second["id"]], (
+        "one is left, so the name is clear"
+    )
+    three = [own.json("token", "create", "twice", "--owner", "erin")["id"] for _ in range(3)]
+    assert own.json("token", "revoke", "twice", "--all", "--yes")["revoked"] == three
+    if running:
+        own.stop_server()
+
+
+@pytest.mark.parametrize("owner", ["", "  "])
+def test_an_owner_that_names_nobody_is_wrong_usage(own: Own, owner: str) -> None:
+    assert "--owner" in own("token", "create", "x", "--owner", owner, code=2).err
+    assert not own.data.exists()
+
+
 def test_a_server_that_was_killed_is_told_from_one_that_runs(own: Own) -> None:
     own.start_server()
     own.signal_server(signal.SIGKILL)

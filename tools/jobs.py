@@ -266,11 +266,11 @@ async def _not_cancelled(call: Call, job_id: str, answer: bool | None) -> Cancel
 
 @tool(title="Run a job again", scope="write", brief=True)
 async def retry_job(call: Call, job_id: JobId, request_id: RequestId = None) -> JobAnswer:
-    """Run an ended job once more, with the same spec, as a new job.
+    """Run an ended job once more, with the same spec, as a new job. It starts from zero, not from a checkpoint.
 
     Use it after you mended what made it fail outside the spec (data, a full disk); for another command or other
-    settings use submit_job. Returns the new job; its lease, fence and attempts are its own. A held job goes on instead.
-    Refused with not_final: it has not ended yet, so wait_job, or cancel_job first.
+    settings use submit_job. Returns the new job; its lease, fence and attempts are its own. A held job is released
+    instead and stays the same job. Refused with not_final: it has not ended yet, so wait_job, or cancel_job first.
     """
     return await call.control.jobs.retry(call.caller, job_id, request_id=request_id)
 
@@ -286,8 +286,9 @@ async def signal_job(
 ) -> SignalAnswer:
     """Send a signal to the processes of a running job, for instance USR1 to make it save a checkpoint.
 
-    It reaches the newest attempt only. delivered false means that the attempt had just ended. To end a job use
-    cancel_job. Refused with not_running: there is no process yet or any more, get_job says which.
+    It reaches the newest attempt only; an answer means that it was delivered. To end a job use cancel_job. Refused with
+    not_running: there is no process yet or any more, get_job says which; with bad_signal: the text names the possible
+    ones; with outcome_unknown: it may have arrived, so look in tail_logs before you send it again.
     """
     return await call.control.jobs.signal(call.caller, job_id, signal, request_id=request_id)
 

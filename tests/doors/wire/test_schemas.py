@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cotenant import tools
+from cotenant.hostd.protocol import REFUSALS
 from cotenant.prompts import Prompts, load
 from cotenant.resources.catalog import KINDS
 from cotenant.server.app import INSTRUCTIONS
@@ -169,3 +170,37 @@ def test_descriptions_name_only_refusals_that_exist(tool: Tool) -> None:
     assert {"busy", "quota_exceeded", "not_visible"} <= given
     told = {one or two for one, two in re.findall(r"[Rr]efused with ([a-z_]+)|with ([a-z_]+):", tool.description)}
     assert told <= given, told - given
+
+
+#: What only the doors for people answer, or what is before any tool is called.
+_NOT_OF_TOOLS = {
+    "bad_name", "bad_kind", "bad_scope", "bad_toolset", "bad_priority", "bad_expiry", "several_tokens", "no_such_token", "caller_exists",
+    "no_such_verb", "people_only", "missing_scope", "reason_required", "not_lost", "not_refused", "unauthorized", "too_large",
+    "address_unusable", "data_directory", "error", "refused", "grant_lost",
+}  # fmt: skip
+#: Refusals of hosts that are told as they came: of a lease's cards, and of a signal.
+_OF_HOSTS = {"occupied", "sick", "unverified", "no_such_card", "locked", "stale_fence", "needs_floor", "not_running"}
+
+
+def test_every_refusal_of_a_tool_is_on_the_page_or_in_its_docstring() -> None:
+    """And the page names none that is not there."""
+    server = Path(inspect.getfile(CotenantError)).parent
+    source = {file: file.read_text(encoding="utf-8") for file in sorted(server.rglob("*.py"))}
+    given = {code for text in source.values() for code in re.findall(r"\bcode ?=\s*\"([a-z_]+)\"", text)}
+    # some are a blocker's own code, listed where it is turned into a refusal
+    listed = re.findall(r"main\.code in \(([^)]+)\)", source[server / "control" / "leases.py"])
+    given |= {
+        code
+        for codes in listed
+        for code in re.findall(r"\"([a-z_]+)\"", codes)
+        if not code.startswith(("quota", "reserve"))
+    }
+    given -= {"jobs_at_once", "gpu_hours"}  # told as quota_exceeded
+    given = (given | _OF_HOSTS | {"no_such_gpu"}) - _NOT_OF_TOOLS
+    page = (Path(__file__).resolve().parents[3] / "docs" / "mcp.md").read_text(encoding="utf-8")
+    table = page.partition("| code | what it means")[2].partition("\n\n")[0]
+    on_page = {code for row in table.splitlines() for code in re.findall(r"`([a-z_]+)`", row.split("|")[1])} - {""}
+    in_docstrings = {code for tool in tools.ALL for code in given if re.search(rf"\b{code}\b", tool.description)}
+    assert given - on_page - in_docstrings == set()
+    assert on_page - given == set()
+    assert REFUSALS.keys() >= _OF_HOSTS

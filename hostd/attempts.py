@@ -19,11 +19,11 @@ import itertools
 import json
 import os
 import re
-import socket
 import time
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from cotenant.hostd import processes
+from cotenant.hostd.durable import storage
 from cotenant.hostd.protocol import (
     AttemptReport,
     CardProcess,
@@ -35,7 +35,6 @@ from cotenant.hostd.protocol import (
     from_wire,
     to_wire,
 )
-from cotenant.hostd.state import storage
 
 #: States in which an attempt still has, or may get, processes.
 LIVING = frozenset({"starting", "running", "stopping"})
@@ -97,7 +96,7 @@ class Attempt:
         self.message: Optional[str] = None
         self.stop_by: Optional[float] = None  # CLOCK_BOOTTIME when the ladder must be over
         # the supervisor's handles
-        self.control: Optional[socket.socket] = None
+        self.lock = -1  # the record, locked, from its making until a shim has it
         self.taken: Optional[asyncio.Future[None]] = None
 
     @property
@@ -169,10 +168,13 @@ class Attempt:
         """Take in everything that the record says by now."""
         try:
             with open(self.record_path, "rb") as file:
-                lines = file.read().split(b"\n")
+                self.take(file.read())
         except OSError:
             return
-        for line in lines:
+
+    def take(self, record: bytes) -> None:
+        """Take in what a record says."""
+        for line in record.split(b"\n"):
             with contextlib.suppress(ValueError, ProtocolError):
                 self._take(json.loads(line))
 
@@ -200,7 +202,7 @@ class Attempt:
 
     def take_lock(self) -> Optional[int]:
         """The attempt's lock, or None while a shim (or a request on its way to one) holds it."""
-        fd = os.open(self.record_path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(self.record_path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -237,7 +239,7 @@ class Attempts:
         self._table: Dict[str, Attempt] = {}
         self._alive: Dict[str, Attempt] = {}  # those of the table that live, and some that have just ended
         self._forgotten: Dict[str, str] = {}  # id -> base
-        self._ready: List[Tuple[str, int]] = []  # base, and the record's descriptor
+        self._ready: List[str] = []  # bases of files that are made and empty
         self._next = 1
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
 
@@ -259,26 +261,28 @@ class Attempts:
 
     # ---- making
 
-    def make_ready(self) -> bool:
-        """Make the files of one more attempt ahead; False when there are enough."""
-        if len(self._ready) >= READY_AHEAD:
-            return False
+    @property
+    def needs_ready(self) -> bool:
+        """Whether files should be made ahead."""
+        return len(self._ready) < READY_AHEAD
+
+    def make_ready(self) -> None:
+        """Make the files of one more attempt ahead."""
         with contextlib.suppress(OSError):
             self._ready.append(self._make())
-        return True
 
-    def _make(self) -> Tuple[str, int]:
+    def _make(self) -> str:
         while True:
             base = os.path.join(self._directory, f"{self._next:08d}")
             self._next += 1
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             try:
                 record = os.open(base + ".record", flags, 0o600)
             except FileExistsError:
                 continue
-            for ending in (".out", ".err"):
-                os.close(os.open(base + ending, flags, 0o600))
-            return base, record
+            for fd in (record, *(os.open(base + ending, flags, 0o600) for ending in (".out", ".err"))):
+                os.close(fd)
+            return base
 
     def create(self, spec: StartSpec, text: str, launch_env: Dict[str, str]) -> Attempt:
         """Write down an accepted start; `text` is plain(spec). Raises Refused("storage").
@@ -293,16 +297,19 @@ class Attempts:
         }
         body = ('{"spec":' + text + "," + json.dumps(accepted)[1:] + "\n").encode("utf-8", "surrogateescape")
         with storage():
-            base, record = self._ready.pop() if self._ready else self._make()
+            base = self._ready.pop() if self._ready else self._make()
+            record = os.open(base + ".record", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
             try:
-                written = os.write(record, body)
-            finally:
+                fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.write(record, body) < len(body):
+                    raise OSError("the disk is full")
+            except OSError:
                 os.close(record)
-            if written < len(body):
-                raise OSError("the disk is full")
+                raise
         attempt = Attempt(spec.attempt_id, base, spec, self._boot_id, text)
         attempt.secrets, attempt.wants_secrets = dict(spec.secret_env), bool(spec.secret_env)
         attempt.accepted_at = accepted["accepted_at"]  # type: ignore[assignment]
+        attempt.lock = record
         self._table[attempt.id] = self._alive[attempt.id] = attempt
         return attempt
 
@@ -310,6 +317,9 @@ class Attempts:
         """Undo `create` for a start that was refused before anything could run."""
         self._table.pop(attempt.id, None)
         self._alive.pop(attempt.id, None)
+        if attempt.lock >= 0:
+            os.close(attempt.lock)
+            attempt.lock = -1
         _remove(attempt.base)
 
     def bury(self, attempt_id: str) -> Attempt:
@@ -406,8 +416,7 @@ class Attempts:
 
     def close(self) -> None:
         """Remove what was made ahead and not used."""
-        for base, record in self._ready:
-            os.close(record)
+        for base in self._ready:
             _remove(base)
         self._ready.clear()
 

@@ -37,7 +37,7 @@ from cotenant.hostd.protocol import (
     to_wire,
 )
 from cotenant.hostd.state import State, overlap
-from cotenant.hostd.supervisor import RESUME_START_WITHIN_S, Supervisor
+from cotenant.hostd.supervisor import RESUME_START_WITHIN_S, Gate, Supervisor
 
 #: How often slots that an ended lease left unclean are looked at again.
 SWEEP_S = 1.0
@@ -77,6 +77,7 @@ class Host:
         self._tasks: Set[asyncio.Task[None]] = set()
         self._unmade: Set[str] = set()  # accepted by a hostd that died; not handed to a shim yet
         self._closed = False
+        self._making_ready = False
         self._card_told: Dict[str, Tuple[Any, ...]] = {}
         self._log_sizes: Dict[str, int] = {}
         self._driver_told: Tuple[Any, ...] = (cards.driver.status, cards.driver.version)
@@ -96,7 +97,7 @@ class Host:
         for lease_id in self.state.endings:
             self._later(self._sweep_lease(lease_id))
         self.attempts.sweep_forgotten(KEEP_FORGOTTEN_S)
-        self._make_ready()
+        self._make_ready_soon()
         self.supervisor.start_warm()
 
     def _relock(self, uuid: str, user: str) -> None:
@@ -215,15 +216,13 @@ class Host:
             raise Refused("tombstoned", f"a stop of attempt {spec.attempt_id} came before its start")
         env = launch_environment(spec, seen, self._home)
         locks = self._lock_cards(spec)
-        # The sync of the fence is begun first and runs beside the writing of the attempt's files.
-        fence = self.state.raise_fence(spec.slots, spec.fence)
+        # The sync of the fence is begun first; the writing of the record and the shim's preparations run beside it.
+        gate = Gate()
+        self.state.raise_fence_then(spec.slots, spec.fence, gate.open, gate.fail)
         attempt: Optional[Attempt] = None
         try:
-            try:
-                attempt = self.attempts.create(spec, text, env)
-            finally:
-                await fence
-            await self.supervisor.launch(attempt, locks)
+            attempt = self.attempts.create(spec, text, env)
+            await self.supervisor.launch(attempt, locks, gate)
         except Refused:
             if attempt is not None and attempt.state == "starting":
                 self.attempts.discard(attempt)
@@ -233,10 +232,14 @@ class Host:
         return attempt.report()
 
     def _make_ready_soon(self) -> None:
-        asyncio.get_running_loop().call_later(MAKE_READY_AFTER_S, self._make_ready)
+        if not self._making_ready and self.attempts.needs_ready:
+            self._making_ready = True
+            asyncio.get_running_loop().call_later(MAKE_READY_AFTER_S, self._make_ready)
 
     def _make_ready(self) -> None:
-        if not self._closed and self.attempts.make_ready():
+        self._making_ready = False
+        if not self._closed:
+            self.attempts.make_ready()
             self._make_ready_soon()  # one at a time, so that no request waits for all
 
     async def _make(self, attempt: Attempt) -> AttemptReport:
@@ -247,8 +250,9 @@ class Host:
             self.state.check_fence(attempt.spec.slots, attempt.spec.fence)
             await self._admit(attempt.spec)
             locks = self._lock_cards(attempt.spec)
-            await self.state.raise_fence(attempt.spec.slots, attempt.spec.fence)
-            await self.supervisor.launch(attempt, locks)
+            gate = Gate()
+            self.state.raise_fence_then(attempt.spec.slots, attempt.spec.fence, gate.open, gate.fail)
+            await self.supervisor.launch(attempt, locks, gate)
         except Refused as error:
             self._give_up(attempt, error)
             raise

@@ -10,9 +10,11 @@ Files: reads and appends to the attempt's record (JSON lines; see attempts.py), 
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import select
@@ -29,12 +31,18 @@ UNKILLABLE_S = 5.0
 #: Poll no longer than this while a deadline runs: poll() sleeps on a clock that stands still while the machine is
 #: suspended, and the deadline is on one that does not.
 CLOCK_SLICE_S = 30.0
+#: An end is synced this long after it was written, unless the next start says that the server has it, or nobody was there
+#: to be told: whoever acts on an end that hostd passed on has a copy.
+SYNC_AFTER_S = 0.02
+#: The kernel's count of its OOM kills costs 0.1 ms to read, so a command gets this far before it is.
+OOM_LOOK_AFTER_S = 0.02
 #: Raised for the command's tree, so that the kernel takes a job before it takes hostd or the shim.
 OOM_SCORE_ADJ = "500"
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _prctl: Any = None
+_me: Optional[Tuple[int, int]] = None
 
 
 def prepare() -> None:
@@ -51,9 +59,7 @@ def _rehearse() -> None:
     time for that while it waits, the start has not.
     """
     json.loads(json.dumps({"spec": {"argv": ["a"], "env": {"a": "b"}, "slots": []}, "launch_env": {"a": "b"}}))
-    processes.stat(os.getpid())
-    processes.boot_id()
-    processes.oom_kills()
+    _myself()
     _now()
     env = dict(os.environ)
     null = os.open("/dev/null", os.O_RDWR)
@@ -66,9 +72,10 @@ def _rehearse() -> None:
         _exec_error("/", None, error)
     os.close(null)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    shim = Shim("/", {}, ours, null)
-    shim._tell(b"p %d %d" % (1, 1))
-    shim._record({"code": 0})
+    shim = Shim("/", {}, ours, null, null)
+    shim._tell(b'{"pid": %d}' % 1)
+    _receive(theirs)
+    json.dumps(shim._record({"code": 0}))
     _outcome(0)
     ours.close()
     theirs.close()
@@ -77,8 +84,9 @@ def _rehearse() -> None:
 def wait_for_request(requests: socket.socket, taken: int) -> None:
     """Wait as the spare shim; run the one request that comes, or return when hostd is gone.
 
-    A request is JSON, {"base", "secrets"}, with the descriptors of the attempt's lock, of the socket to hostd, and of any
-    card locks, in this order. Secrets come this way alone: no file ever holds them.
+    A request is JSON, {"base", "secrets", "stored"}, with the descriptors of the attempt's record (locked), of the socket to
+    hostd, and of any card locks, in this order. Secrets come this way alone: no file ever holds them. `stored` says whether the
+    end of the attempt that this shim kept before is stored by the server.
     """
     os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -98,42 +106,73 @@ def wait_for_request(requests: socket.socket, taken: int) -> None:
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fds.pop(1))
     started: Callable[[], None] = free_the_place
     while request is not None:
+        record = fds.pop(0)
         try:
-            whole = Shim(request["base"], request["secrets"], control, wake).run(started)
+            whole = Shim(request["base"], request["secrets"], control, wake, record).run(started)
         except BaseException:  # noqa: BLE001 (the process ends here; this is its only word)
             # Nobody reads this process's stderr; what went wrong must be found beside the attempt.
             with open(request["base"] + ".error", "a", encoding="utf-8") as file:
                 file.write(traceback.format_exc())
             return
         if not whole:
+            os.fdatasync(record)
             return
         # Nothing of the attempt is left, so this process can keep the next one: that saves a fork and its page copies,
         # most of what an attempt costs. hostd says no by closing the socket.
         for fd in fds:
             os.close(fd)
-        try:
-            control.setblocking(True)
-            control.send(b"i")
-            request, fds = _receive(control)
-        except OSError:
-            return
+        ended = _Ended(record)
+        request, fds = ended.wait(control)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 65536)  # what was signalled between two attempts was meant for neither
-        started = _nothing
+        started = ended.sync_unless(request is not None and request["stored"])
 
 
-def _nothing() -> None:
-    """No place has to be freed by a shim that has kept an attempt before."""
+class _Ended:
+    """The record of the attempt that this shim kept last, while its end is not known to be safe."""
+
+    def __init__(self, record: int) -> None:
+        self._record = record
+        fcntl.flock(record, fcntl.LOCK_UN)
+
+    def wait(self, control: socket.socket) -> Tuple[Optional[Dict[str, Any]], List[int]]:
+        """The next request. The end is synced when none comes soon."""
+        poll = select.poll()
+        poll.register(control, select.POLLIN)
+        if not poll.poll(SYNC_AFTER_S * 1000):
+            self.sync()
+        try:
+            return _receive(control)
+        except OSError:
+            return None, []
+
+    def sync_unless(self, stored: bool) -> Callable[[], None]:
+        """What is left to do once the next command runs. Without a next one there is nothing to wait for."""
+        if stored and self._record >= 0:
+            os.close(self._record)
+            self._record = -1
+        return self.sync
+
+    def sync(self) -> None:
+        """Put the end on disk; again is fine."""
+        if self._record >= 0:
+            os.fdatasync(self._record)
+            os.close(self._record)
+            self._record = -1
 
 
 def _receive(source: socket.socket) -> Tuple[Optional[Dict[str, Any]], List[int]]:
-    """A request and its descriptors, or None when hostd is gone."""
-    # CPython's recv_fds does not hand its flags on, so close-on-exec is set by hand: a command that inherited the lock
-    # would keep it beyond its shim's death.
-    data, fds, _flags, _address = socket.recv_fds(source, 1 << 18, 32)
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    return (json.loads(data) if data else None), fds
+    """A request and its descriptors, or None when hostd is gone. A late word about an earlier attempt is passed over."""
+    while True:
+        # Not recv_fds, which hands no flags on: a command that inherited the lock would keep it beyond its shim's death.
+        data, ancillary, _flags, _address = source.recvmsg(1 << 18, socket.CMSG_LEN(32 * 4), socket.MSG_CMSG_CLOEXEC)
+        fds = array.array("i")
+        for _level, _kind, body in ancillary:
+            fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+        if not data:
+            return None, []
+        if data[:1] == b"{":
+            return json.loads(data), list(fds)
 
 
 def _catch_signals() -> int:
@@ -151,6 +190,14 @@ def _noop(number: int, frame: Any) -> None:
     """The wake-up descriptor has already said it."""
 
 
+def _myself() -> Tuple[int, int]:
+    """This process's pid and start ticks, read once in each."""
+    global _me
+    if _me is None or _me[0] != os.getpid():
+        _me = (os.getpid(), processes.start_ticks(os.getpid()) or 0)
+    return _me
+
+
 def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -158,13 +205,12 @@ def _now() -> float:
 class Shim:
     """One attempt's keeper. `run` returns when the whole tree is gone and the record is on disk."""
 
-    def __init__(self, base: str, secrets: Dict[str, str], control: socket.socket, wake: int) -> None:
+    def __init__(self, base: str, secrets: Dict[str, str], control: socket.socket, wake: int, record: int) -> None:
         self.base = base
         self.secrets = secrets
-        self.record = -1  # the record, opened to read and append
+        self.record = record  # opened to read and append; the lock on it is this attempt's life
         self.control = control
         self.wake = wake
-        self.control.setblocking(False)
         self.job = 0
         self.status: Optional[int] = None  # of the command itself, once reaped
         self.user_s = 0.0
@@ -179,8 +225,8 @@ class Shim:
         self.killed_at: Optional[float] = None
         self.escapees: Set[Tuple[int, int]] = set()
         self.terminal: Optional[int] = None
-        self.out = -1
-        self.oom_before = -1
+        self.slave = self.out = self.err = self.null = -1
+        self.oom_before: Optional[int] = None  # None: not looked at yet
         self.started = _now()
         self.ended: Optional[float] = None
 
@@ -191,21 +237,20 @@ class Shim:
 
         True when nothing of it is left, False when something survived even KILL.
         """
-        self.record = os.open(self.base + ".record", os.O_RDWR | os.O_APPEND)
-        first, *later = self._read_record()
+        first, *early = self._read_record()
         self.spec: Dict[str, Any] = first["spec"]
-        if any("tombstone" in line for line in later):
-            os.close(self.record)
-            started()
-            return True  # a stop came between the request and here; without `began` it counts as never started
         env = dict(os.environ)
         env.update(self.spec.get("env", {}))
         env.update(self.secrets)
         env.update(first["launch_env"])
         env.setdefault("PYTHONUNBUFFERED", "1")
-        failure = self._spawn(env)
-        # What can wait until the command runs: it is not on the road to its first instruction.
-        self.oom_before = processes.oom_kills()
+        ready = self._open_streams(env)
+        if not self._may_go(early):
+            self._close_streams()
+            started()
+            self._tell(b"i")
+            return True  # without `began` it counts as never started
+        failure = self._spawn(ready, env)
         if failure is None:
             self._introduce()
         started()
@@ -214,35 +259,62 @@ class Shim:
             gone = self._finish({"exec_error": failure})
         else:
             gone = self._wait_for_end()
-        os.close(self.record)
         if self.terminal is not None:
             os.close(self.terminal)
             os.close(self.out)
         return gone
 
-    def _spawn(self, env: Dict[str, str]) -> Optional[str]:
-        """Start the command; returns what went wrong, or None. Effects: the line `began`."""
+    def _may_go(self, early: List[Dict[str, Any]]) -> bool:
+        """Wait for hostd's word that the fence is on disk; False when it will not come, or a stop came before it (maybe `early`).
+
+        Everything up to here is made ready beside that sync.
+        """
+        word = b"g" + self.base.encode("utf-8", "surrogateescape")
+        try:
+            while (said := self.control.recv(4096)) != word:
+                if not said:
+                    return False
+        except OSError:
+            return False
+        return not any("tombstone" in line for line in [*early, *self._read_record()])
+
+    def _open_streams(self, env: Dict[str, str]) -> List[Tuple[Any, ...]]:
+        """Open what the command will have as its standard streams; returns what posix_spawn is to do with them."""
         self.out = os.open(self.base + ".out", os.O_WRONLY | os.O_APPEND)
-        err = os.open(self.base + ".err", os.O_WRONLY | os.O_APPEND)
-        null = os.open("/dev/null", os.O_RDWR)
-        argv: List[str] = self.spec["argv"]
-        actions: List[Tuple[Any, ...]]
-        slave = -1
+        self.err = os.open(self.base + ".err", os.O_WRONLY | os.O_APPEND)
+        self.null = os.open("/dev/null", os.O_RDWR)
         if self.spec.get("pty"):
             env.setdefault("TERM", "xterm")
-            self.terminal, slave, path = _open_terminal()
+            self.terminal, self.slave, path = _open_terminal()
             # The first terminal that a session leader opens becomes its controlling one.
-            actions = [(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDWR, 0)]
-            actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
-        else:
-            actions = [
-                (os.POSIX_SPAWN_DUP2, null, 0),
-                (os.POSIX_SPAWN_DUP2, self.out, 1),
-                (os.POSIX_SPAWN_DUP2, err, 2),
+            return [
+                (os.POSIX_SPAWN_OPEN, 0, path, os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+                (os.POSIX_SPAWN_DUP2, 0, 2),
             ]
-        self._write({"began": True})
+        return [
+            (os.POSIX_SPAWN_DUP2, self.null, 0),
+            (os.POSIX_SPAWN_DUP2, self.out, 1),
+            (os.POSIX_SPAWN_DUP2, self.err, 2),
+        ]
+
+    def _close_streams(self) -> None:
+        """Close the command's ends. Of a terminal, ours and the log stay open for relaying."""
+        for fd in (0, 1, 2):
+            os.dup2(self.null, fd)
+        os.close(self.err)
+        if self.terminal is None:
+            os.close(self.out)
+        else:
+            os.close(self.slave)  # held until the command had opened it, else the master would read a hang-up first
+        os.close(self.null)
+
+    def _spawn(self, actions: List[Tuple[Any, ...]], env: Dict[str, str]) -> Optional[str]:
+        """Start the command; returns what went wrong, or None. Effects: the line `began`."""
+        argv: List[str] = self.spec["argv"]
+        workdir = self.spec.get("workdir")
+        self._write(b'{"began": true}')
         try:
-            workdir = self.spec.get("workdir")
             if workdir:
                 os.chdir(workdir)
             program = find_program(argv[0], env.get("PATH", os.defpath))
@@ -252,24 +324,18 @@ class Shim:
                 program, argv, env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_IGNORED_HERE
             )
         except (OSError, ValueError) as error:
-            return _exec_error(argv[0] if argv else "", self.spec.get("workdir"), error)
+            return _exec_error(argv[0] if argv else "", workdir, error)
         finally:
-            os.chdir("/")  # a keeper must not keep a file system from being unmounted
-            for fd in (0, 1, 2):
-                os.dup2(null, fd)
-            os.close(err)
-            if self.terminal is None:
-                os.close(self.out)
-            else:
-                os.close(slave)  # held until the command had opened it, else the master would read a hang-up first
-            os.close(null)
+            if workdir:
+                os.chdir("/")  # a keeper must not keep a file system from being unmounted
+            self._close_streams()
         return None
 
     def _introduce(self) -> None:
         """Tell who the command is, to the disk and to hostd."""
-        me = os.getpid()
-        ticks, my_ticks = processes.start_ticks(self.job) or 0, processes.start_ticks(me) or 0
-        self._write({"pid": [self.job, ticks, me, my_ticks]})
+        me, my_ticks = _myself()
+        ticks = processes.start_ticks(self.job) or 0
+        self._write(b'{"pid": [%d, %d, %d, %d]}' % (self.job, ticks, me, my_ticks))
         self._tell(b"p %d %d %d %d" % (self.job, ticks, me, my_ticks))
         try:
             # Lowering it again would need a privilege, so it is not raised in the shim before the spawn.
@@ -298,6 +364,8 @@ class Shim:
             now = _now()
             if self.status is not None and self.ended is None:
                 self._leader_ended(now)
+            if self.oom_before is None and now >= self.started + OOM_LOOK_AFTER_S:
+                self.oom_before = processes.oom_kills()
             if limit_at is not None and now >= limit_at and self.kill_at is None:
                 self._begin_stop("time_limit", "shim", float(self.spec.get("stop_grace_s", 10.0)), now)
             if self.kill_at is not None and now >= self.kill_at:
@@ -321,6 +389,8 @@ class Shim:
         if self.killed_at is not None:
             return 50  # KILL is repeated: a tree that still forks may have made a new one
         deadlines = [at for at in (limit_at if self.kill_at is None else None, self.kill_at) if at is not None]
+        if self.oom_before is None:
+            deadlines.append(self.started + OOM_LOOK_AFTER_S)
         if not deadlines:
             return None
         return int(max(0.0, min(min(deadlines) - now, CLOCK_SLICE_S)) * 1000) + 1
@@ -353,8 +423,8 @@ class Shim:
         self.record_read += len(whole)
         return [json.loads(line) for line in whole.splitlines()]
 
-    def _write(self, line: Dict[str, Any]) -> None:
-        os.write(self.record, json.dumps(line).encode() + b"\n")
+    def _write(self, line: bytes) -> None:
+        os.write(self.record, line + b"\n")
 
     def _begin_stop(self, reason: Optional[str], sender: str, grace_s: float, now: float) -> None:
         """The ladder: TERM and CONT now, KILL after the grace. A second order can only shorten the grace."""
@@ -373,7 +443,7 @@ class Shim:
         """The command is over, something of its tree is not: keep the result at once, then end the rest."""
         self.ended = now
         assert self.status is not None
-        self._write({"main": self._record(_outcome(self.status))})
+        self._write(b'{"main": %s}' % json.dumps(self._record(_outcome(self.status))).encode())
         if self.kill_at is None:
             self._begin_stop(None, "shim", float(self.spec.get("stop_grace_s", 10.0)), now)
 
@@ -426,11 +496,12 @@ class Shim:
     def _finish(self, outcome: Dict[str, Any]) -> bool:
         """Write down the end; True when nothing of the attempt survived."""
         record = self._record(outcome)
-        # hostd is told first, so that the sync is not on the road of the answer. Whoever acts on it has a copy then;
-        # a power cut before the sync shows the attempt as lost, which is the truth of a cut a millisecond earlier.
-        self._tell(b"e " + json.dumps(record).encode())
-        self._write({"exit": record})
-        os.fdatasync(self.record)
+        text = json.dumps(record).encode()
+        self._write(b'{"exit": %s}' % text)
+        # The sync is not on the road of the answer (see SYNC_AFTER_S). Whoever acts on the answer has a copy then; a power
+        # cut before the sync shows the attempt as lost, which is the truth of a cut a few milliseconds earlier.
+        if not self._tell(b"e " + text):
+            os.fdatasync(self.record)
         return not record["survivors"]
 
     def _record(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
@@ -442,7 +513,7 @@ class Shim:
             number = outcome["signal"]
             if number in self.asked:
                 sender = "cotenant"
-            elif number == signal.SIGKILL and processes.oom_kills() > self.oom_before >= 0:
+            elif number == signal.SIGKILL and self._oom_killed():
                 sender = "kernel_oom"
             else:
                 sender = "outside"
@@ -464,10 +535,16 @@ class Shim:
         )
         return record
 
-    def _tell(self, message: bytes) -> None:
+    def _oom_killed(self) -> bool:
+        return self.oom_before is not None and processes.oom_kills() > self.oom_before >= 0
+
+    def _tell(self, message: bytes) -> bool:
         """Tell hostd if it is there; it finds the same in the files if it is not."""
-        with contextlib.suppress(OSError):
-            self.control.send(message)
+        try:
+            self.control.send(message, socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
 
 
 #: Signals that this process ignores (Python itself ignores some); the command must not inherit that.
@@ -503,6 +580,7 @@ def find_program(name: str, path: str) -> str:
 
 
 def _exec_error(name: str, workdir: Optional[str], error: Exception) -> str:
+    name = name[:200]  # the record travels in one message
     if not isinstance(error, OSError):
         return f"{name!r} cannot be started: {error}"
     code = errno.errorcode.get(error.errno or 0, "EIO")
@@ -515,7 +593,6 @@ def _exec_error(name: str, workdir: Optional[str], error: Exception) -> str:
 
 def _open_terminal() -> Tuple[int, int, str]:
     """A new terminal: master, slave, and the slave's path. Newlines come out as the command wrote them."""
-    import fcntl
     import struct
     import termios
 

@@ -7,18 +7,16 @@ synced (fences and tombstones: one line each, many starts share one sync). Nothi
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
-import queue
-import threading
 import uuid
-from typing import Any, Awaitable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Awaitable, Callable, Dict, List, Optional, Set, Tuple
 
 from cotenant.hostd import processes
+from cotenant.hostd.durable import Journal, storage, write_synced
 from cotenant.hostd.protocol import Hello, Refused, SlotRef
 
 #: File systems on which locks and sockets do not hold between hosts, as /proc/self/mountinfo names them.
@@ -325,31 +323,45 @@ class State:
                         {"uuid": slot.uuid, "fence": seen},
                     )
 
-    def raise_fence(self, slots: Tuple[SlotRef, ...], fence: int) -> Awaitable[None]:
-        """Remember `fence` for `slots`; await the answer until it is on disk. Raises Refused("storage") there."""
+    async def raise_fence(self, slots: Tuple[SlotRef, ...], fence: int) -> None:
+        """Remember `fence` for `slots`; returns once it is on disk. Raises Refused("storage")."""
+        await self._durable(self._opened.append(self._raise(slots, fence)))
+
+    def raise_fence_then(
+        self, slots: Tuple[SlotRef, ...], fence: int, written: Callable[[], None], failed: Callable[[Refused], None]
+    ) -> None:
+        """Remember `fence` for `slots`; `written` is called once it is on disk, in another thread, or `failed` here."""
+        self._opened.append_then(self._raise(slots, fence), written, lambda error: failed(self._refusal(error)))
+
+    def _raise(self, slots: Tuple[SlotRef, ...], fence: int) -> bytes:
+        """Lines for the journal. With none the wait is for those before: a repeat is not obeyed sooner than the first."""
         fresh = []
         for slot in slots:
             key = (slot.uuid, slot.share, slot.shares)
             if self._fences.get(key, -1) < fence:
                 self._fences[key] = fence  # at once: a lower start that comes during the sync must be refused too
                 fresh.append({"fence": fence, "slot": list(key)})
-        assert self._journal is not None, "open() comes first"
-        return self._durable(self._journal.append(_lines(fresh)) if fresh else self._journal.settled())
+        return _lines(fresh)
 
     async def bury(self, attempt_id: str) -> None:
         """Remember that `attempt_id` must never start; returns once it is on disk. Raises Refused("storage")."""
-        assert self._journal is not None, "open() comes first"
-        if attempt_id in self.tombstones:
-            await self._durable(self._journal.settled())
-        else:
-            self.tombstones.add(attempt_id)
-            await self._durable(self._journal.append(_lines([{"tombstone": attempt_id}])))
+        fresh = [] if attempt_id in self.tombstones else [{"tombstone": attempt_id}]
+        self.tombstones.add(attempt_id)
+        await self._durable(self._opened.append(_lines(fresh)))
 
-    async def _durable(self, written: Awaitable[Any]) -> None:
+    @property
+    def _opened(self) -> Journal:
+        assert self._journal is not None, "open() comes first"
+        return self._journal
+
+    async def _durable(self, written: Awaitable[None]) -> None:
         try:
             await written
         except OSError as error:
-            raise Refused("storage", f"{self.directory} cannot be written: {error}") from error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> Refused:
+        return Refused("storage", f"{self.directory} cannot be written: {error}")
 
     def _read_journal(self) -> None:
         path = os.path.join(self.directory, "journal")
@@ -382,66 +394,6 @@ class State:
             os.close(self._lock_fd)
 
 
-class Journal:
-    """A file that is only appended to, synced by a thread of its own so that many waiters share one sync."""
-
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        sync_directory(os.path.dirname(path))
-        self._queue: queue.SimpleQueue[Optional[Tuple[bytes, asyncio.Future[None]]]] = queue.SimpleQueue()
-        self._waiting: Set[asyncio.Future[None]] = set()
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-        self._thread.start()
-
-    def append(self, lines: bytes) -> Awaitable[Any]:
-        """Begin to write whole lines; await the answer until they are on disk. Raises OSError there."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(done)
-        done.add_done_callback(self._waiting.discard)
-        self._queue.put((lines, done))
-        return asyncio.shield(done)
-
-    def settled(self) -> Awaitable[Any]:
-        """Await the answer until everything appended so far is on disk. Raises OSError there."""
-        return asyncio.gather(*(asyncio.shield(one) for one in list(self._waiting)))
-
-    def _run(self) -> None:
-        while True:
-            items = [self._queue.get()]
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    items.append(self._queue.get_nowait())
-            batch = [item for item in items if item is not None]
-            error: Optional[OSError] = None
-            if batch:
-                try:
-                    _write_all(self._fd, b"".join(lines for lines, _ in batch))
-                    os.fdatasync(self._fd)
-                except OSError as caught:
-                    error = caught
-                loop = batch[0][1].get_loop()
-                with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
-                    loop.call_soon_threadsafe(_settle, [done for _, done in batch], error)
-            if len(batch) < len(items):
-                return
-
-    def close(self) -> None:
-        """Write what is queued, then end."""
-        self._queue.put(None)
-        self._thread.join()
-        os.close(self._fd)
-
-
-def _settle(waiting: List[asyncio.Future[None]], error: Optional[OSError]) -> None:
-    for done in waiting:
-        if done.done():
-            continue
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-
 def _knows(home: str, attempt_id: str) -> bool:
     """Whether the state directory `home`, ours or another hostd's, has a record of the attempt."""
     wanted = json.dumps(attempt_id).encode()
@@ -471,39 +423,3 @@ def overlap(one: SlotRef, other: SlotRef) -> bool:
         one.share * other.shares < (other.share + 1) * one.shares
         and other.share * one.shares < (one.share + 1) * other.shares
     )
-
-
-def _write_all(fd: int, body: bytes) -> None:
-    while body:
-        body = body[os.write(fd, body) :]
-
-
-def write_synced(path: str, body: bytes) -> None:
-    """Replace `path` by `body` so that after any crash one of the two is there, whole."""
-    fresh = path + ".new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        _write_all(fd, body)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(fresh, path)
-    sync_directory(os.path.dirname(path))
-
-
-def sync_directory(path: str) -> None:
-    """Put the names in `path` on disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def storage() -> Iterator[None]:
-    """Turn a failed write into the refusal that the server knows."""
-    try:
-        yield
-    except OSError as error:
-        raise Refused("storage", f"the host's state directory cannot be written: {error}") from error

@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Set
 
@@ -32,8 +33,63 @@ HAND_OVER_TRIES = 5
 #: Between TERM and KILL for what a dead shim left behind, where the spec does not say.
 ORPHAN_GRACE_S = 10.0
 #: How many shims wait for another attempt when theirs is over, and how long.
-IDLE_SHIMS = 2
+IDLE_SHIMS = 4
 IDLE_SHIM_S = 5.0
+
+
+class Keeper:
+    """A shim, by the socket to it."""
+
+    def __init__(self, ours: socket.socket) -> None:
+        self.socket = ours
+        self.attempt: Optional[Attempt] = None  # None while it is idle
+        self.kept: Optional[Attempt] = None  # while it is idle: the one it kept last
+        self.idle_since = 0.0
+
+
+class Gate:
+    """What lets one attempt begin: its fence is on disk, and a shim is ready. Whichever comes last sends the word."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = False
+        self._refused: Optional[Refused] = None
+        self._attempt: Optional[Attempt] = None
+        self._keeper: Optional[Keeper] = None
+
+    def open(self) -> None:
+        """The fence is on disk. Called in the journal's thread."""
+        with self._lock:
+            self._open = True
+            if self._keeper is not None:
+                self._send(self._keeper)
+
+    def fail(self, refused: Refused) -> None:
+        """It could not be written."""
+        self._refused = refused
+        if self._attempt is not None:
+            self._refuse(self._attempt, refused)
+
+    def handed(self, attempt: Attempt, keeper: Keeper) -> None:
+        """A shim has the request."""
+        self._attempt = attempt
+        if self._refused is not None:
+            self._refuse(attempt, self._refused)
+        with self._lock:
+            self._keeper = keeper
+            if self._open:
+                self._send(keeper)
+
+    def _send(self, keeper: Keeper) -> None:
+        # The word names the attempt: the loop may close this socket in this moment and get its number for another.
+        assert self._attempt is not None
+        with contextlib.suppress(OSError):
+            keeper.socket.send(b"g" + self._attempt.base.encode("utf-8", "surrogateescape"), socket.MSG_DONTWAIT)
+
+    @staticmethod
+    def _refuse(attempt: Attempt, refused: Refused) -> None:
+        if attempt.taken is not None and not attempt.taken.done():
+            attempt.taken.set_exception(refused)
 
 
 class Supervisor:
@@ -57,7 +113,9 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._warm: Optional[socket.socket] = None
         self._warm_pid = 0
-        self._idle: List[socket.socket] = []  # shims whose attempt is over, ready for another
+        self._keepers: Set[Keeper] = set()
+        self._idle: List[Keeper] = []  # those whose attempt is over, ready for another
+        self._dismissal: Optional[asyncio.TimerHandle] = None
         self._closed = False
         self._tasks: Set[asyncio.Task[None]] = set()
 
@@ -102,13 +160,15 @@ class Supervisor:
 
     # ---- starting
 
-    async def launch(self, attempt: Attempt, locks: List[int]) -> None:
+    async def launch(self, attempt: Attempt, locks: List[int], gate: Gate) -> None:
         """Hand an accepted attempt to a shim; returns once its command runs or could not be executed.
 
-        `locks` are descriptors of card locks that the shim is to hold too. Repeating is safe.
+        `locks` are descriptors of card locks that the shim is to hold too. The shim makes everything ready and begins when
+        `gate` opens. Repeating is safe.
 
         Raises:
-            Refused: storage, no shim could be had; tombstoned, a stop came meanwhile. It certainly did not run then.
+            Refused: storage, no shim could be had, or the gate failed; tombstoned, a stop came meanwhile. It certainly did
+            not run then.
         """
         for tried in range(HAND_OVER_TRIES):
             if tried:
@@ -116,17 +176,25 @@ class Supervisor:
             if attempt.tombstone:
                 self._never(attempt)
                 raise Refused("tombstoned", f"a stop of attempt {attempt.id} came before its start")
-            lock = attempt.take_lock()
-            if lock is None:
-                continue  # a request that nobody took is still on its way to its end
-            attempt.read()
-            if attempt.began:
-                os.close(lock)
-                self._settle(attempt)
-                return
+            lock, attempt.lock = attempt.lock, -1
+            if lock < 0:
+                again = attempt.take_lock()
+                if again is None:
+                    continue  # a request that nobody took is still on its way to its end
+                lock = again
+                attempt.read()
+                if attempt.began:
+                    os.close(lock)
+                    self._settle(attempt)
+                    return
             attempt.taken = self._loop.create_future()
-            self._hand_over(attempt, lock, locks)
-            await attempt.taken
+            keeper = self._hand_over(attempt, lock, locks)
+            gate.handed(attempt, keeper)
+            try:
+                await attempt.taken
+            except Refused:
+                self._let_go(keeper)  # it waits for a word that will not come, and ends without having begun
+                raise
             if attempt.state != "starting":
                 return
         if attempt.is_locked():
@@ -134,40 +202,46 @@ class Supervisor:
             return
         raise Refused("storage", "no process could be made to keep the attempt; see the log of hostd on this host")
 
-    def _hand_over(self, attempt: Attempt, lock: int, locks: List[int]) -> None:
-        request = json.dumps({"base": attempt.base, "secrets": attempt.secrets}).encode()
+    def _hand_over(self, attempt: Attempt, lock: int, locks: List[int]) -> Keeper:
+        request = {"base": attempt.base, "secrets": attempt.secrets, "stored": False}
         if self._idle:
-            control = self._idle.pop()
-            self._loop.remove_reader(control)
-            attempt.control = control
-            self._loop.add_reader(control, self._heard, attempt, control)
-            with contextlib.suppress(OSError):  # it has died: _heard reads the end of its socket, and it is tried again
-                socket.send_fds(control, [request], [lock, *locks])
-            os.close(lock)
-            return
-        self.start_warm()
-        assert self._warm is not None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        attempt.control = ours
-        self._loop.add_reader(ours, self._heard, attempt, ours)
-        try:
-            socket.send_fds(self._warm, [request], [lock, theirs.fileno(), *locks])
-        except OSError:
-            pass  # closing `theirs` below tells _heard that nobody took it; it is tried again
-        finally:
-            os.close(lock)
+            keeper = self._idle.pop()
+            request["stored"] = keeper.kept is not None and keeper.kept.acked
+            fds, to, theirs = [lock, *locks], keeper.socket, None
+        else:
+            self.start_warm()
+            assert self._warm is not None
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            keeper = Keeper(ours)
+            self._keepers.add(keeper)
+            self._loop.add_reader(ours.fileno(), self._heard, keeper)
+            fds, to = [lock, theirs.fileno(), *locks], self._warm
+        keeper.attempt, keeper.kept = attempt, None
+        # Where it fails the shim has died, or nobody took it: _heard reads the end of the socket, and it is tried again.
+        with contextlib.suppress(OSError):
+            socket.send_fds(to, [json.dumps(request).encode()], fds)
+        os.close(lock)
+        if theirs is not None:
             theirs.close()
+        return keeper
 
-    def _heard(self, attempt: Attempt, control: socket.socket) -> None:
-        """A word from the shim: p and four numbers (it runs), e record (it is over), i (it is idle), or its own end."""
+    def _heard(self, keeper: Keeper) -> None:
+        """A word from a shim: p and four numbers (it runs), e record (it is over), i (it never began), or its own end."""
         try:
-            message = control.recv(1 << 20)
+            message = keeper.socket.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
             message = b""
-        if message[:1] == b"p":
+        attempt = keeper.attempt
+        if not message:
+            self._let_go(keeper)
+            if attempt is not None and attempt.living:
+                self._spawn(self._shim_gone(attempt))
+        elif attempt is None:
+            return
+        elif message[:1] == b"p":
             pid, ticks, shim, shim_ticks = (int(word) for word in message.split()[1:])
             attempt.pid, attempt.ticks, attempt.shim = pid, ticks, (shim, shim_ticks)
             if attempt.state == "starting":
@@ -175,25 +249,47 @@ class Supervisor:
                 self._answer(attempt)
         elif message[:1] == b"e":
             attempt.take_exit(json.loads(message[2:]))
+            if not attempt.survivors:
+                self._make_idle(keeper)
             self._end(attempt, "exited")
         else:
-            self._loop.remove_reader(control)
-            attempt.control = None
-            if message and not self._closed and len(self._idle) < IDLE_SHIMS:
-                self._idle.append(control)
-                self._loop.add_reader(control, self._dismiss, control)
-                self._loop.call_later(IDLE_SHIM_S, self._dismiss, control)
-            else:
-                control.close()
+            self._make_idle(keeper)
             if attempt.living:
                 self._spawn(self._shim_gone(attempt))
 
-    def _dismiss(self, control: socket.socket) -> None:
-        """Let an idle shim end; also called when it has died by itself."""
-        if control in self._idle:
-            self._idle.remove(control)
-            self._loop.remove_reader(control)
-            control.close()
+    # ---- shims without an attempt
+
+    def _make_idle(self, keeper: Keeper) -> None:
+        keeper.kept, keeper.attempt = keeper.attempt, None
+        if self._closed or len(self._idle) >= IDLE_SHIMS:
+            self._let_go(keeper)
+            return
+        keeper.idle_since = self._loop.time()
+        self._idle.append(keeper)
+        if self._dismissal is None:
+            self._dismissal = self._loop.call_later(IDLE_SHIM_S, self._dismiss)
+
+    def _dismiss(self) -> None:
+        """Let shims end that nobody has needed for a while."""
+        self._dismissal = None
+        now = self._loop.time()
+        for keeper in [one for one in self._idle if now - one.idle_since >= IDLE_SHIM_S]:
+            self._let_go(keeper)
+        if self._idle:
+            oldest = min(one.idle_since for one in self._idle)
+            self._dismissal = self._loop.call_later(oldest + IDLE_SHIM_S - now, self._dismiss)
+
+    def _let_go(self, keeper: Keeper) -> None:
+        """Close our end: without an attempt, the shim ends; with one, it keeps it and is found by its lock."""
+        keeper.attempt = keeper.kept = None
+        if keeper in self._keepers:
+            self._keepers.discard(keeper)
+            if keeper in self._idle:
+                self._idle.remove(keeper)
+            self._loop.remove_reader(keeper.socket.fileno())
+            keeper.socket.close()
+
+    # ---- the ends of shims
 
     def _answer(self, attempt: Attempt) -> None:
         if attempt.taken is not None and not attempt.taken.done():
@@ -424,13 +520,10 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for attempt in self._attempts:
-            if attempt.control is not None:
-                self._loop.remove_reader(attempt.control)
-                attempt.control.close()
-                attempt.control = None
-        for control in list(self._idle):
-            self._dismiss(control)
+        if self._dismissal is not None:
+            self._dismissal.cancel()
+        for keeper in list(self._keepers):
+            self._let_go(keeper)
         if self._warm is not None:
             self._loop.remove_reader(self._warm)
             self._warm.close()

@@ -23,6 +23,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from cotenant.hostd import processes
+from cotenant.hostd.archive import Archive
 from cotenant.hostd.durable import storage
 from cotenant.hostd.protocol import (
     AttemptReport,
@@ -40,6 +41,10 @@ from cotenant.hostd.protocol import (
 LIVING = frozenset({"starting", "running", "stopping"})
 #: How many attempts' files are made ahead.
 READY_AHEAD = 4
+#: How many empty sets of files are kept for attempts to come; the rest are removed.
+READY_MAX = 256
+#: How long the records and logs of forgotten attempts stay.
+KEEP_FORGOTTEN_S = 14 * 86_400.0
 #: How many forgotten attempts a server that takes the host over is told of again. A guess: more than a day's work, and
 #: at about 1 KiB each far below the longest message.
 REMEMBER_FORGOTTEN = 4096
@@ -151,7 +156,7 @@ class Attempt:
         return self.base + ".record"
 
     def log_path(self, stream: str) -> str:
-        return f"{self.base}.{stream}"
+        return f"{self.base}.{stream}" if self.base else os.devnull
 
     def append(self, line: Dict[str, Any]) -> None:
         """Add a line to the record, unsynced. Raises Refused("storage")."""
@@ -233,15 +238,17 @@ class Attempt:
 class Attempts:
     """All attempts of this host by id: those the server must still be told of, and the forgotten ones' logs."""
 
-    def __init__(self, directory: str, boot_id: str) -> None:
+    def __init__(self, directory: str, boot_id: str, keep_s: float = KEEP_FORGOTTEN_S) -> None:
         self._boot_id = boot_id
+        self._keep_s = keep_s
         self._directory = os.path.join(directory, "attempts")
         self._table: Dict[str, Attempt] = {}
         self._alive: Dict[str, Attempt] = {}  # those of the table that live, and some that have just ended
-        self._forgotten: Dict[str, str] = {}  # id -> base
+        self._forgotten: Dict[str, str] = {}  # id -> base, of those that have left a log
         self._ready: List[str] = []  # bases of files that are made and empty
         self._next = 1
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        self._archive = Archive(os.path.join(directory, "forgotten"), keep_s)  # those that have not
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(list(self._table.values()))
@@ -347,7 +354,12 @@ class Attempts:
         for base in sorted(bases):
             attempt = self._load_one(base)
             if attempt is None:
-                _remove(base)  # made ahead, or its first line was never written whole: nothing was accepted
+                if len(self._ready) < READY_MAX and _is_silent(base) and _size(base + ".record") == 0:
+                    self._ready.append(base)
+                else:
+                    _remove(base)  # its first line was never written whole: nothing was accepted
+            elif attempt.id in self._archive:
+                self._use_again(base)  # hostd died in the middle of forgetting it
             elif attempt.forgotten:
                 self._forgotten[attempt.id] = base
             else:
@@ -357,38 +369,71 @@ class Attempts:
     def _load_one(self, base: str) -> Optional[Attempt]:
         try:
             with open(base + ".record", "rb") as file:
-                stored = json.loads(file.readline())
+                return self._parse(base, file.read())
+        except OSError:
+            return None
+
+    @staticmethod
+    def _parse(base: str, record: bytes) -> Optional[Attempt]:
+        try:
+            stored = json.loads(record.partition(b"\n")[0])
             spec = from_wire(StartSpec, stored["spec"])
-        except (OSError, ValueError, KeyError, ProtocolError):
+        except (ValueError, KeyError, ProtocolError):
             return None
         attempt = Attempt(spec.attempt_id, base, spec, stored.get("boot_id", ""), plain(spec))
         attempt.accepted_at = float(stored.get("accepted_at", 0.0))
         attempt.wants_secrets = bool(stored.get("wants_secrets"))
-        attempt.read()
+        attempt.take(record)
         return attempt
 
     # ---- forgetting
 
-    def forget(self, attempt_id: str) -> None:
-        """Stop telling of an ended attempt; its logs stay readable. Unknown ids and repeats are fine.
+    def forget(self, attempt_ids: List[str]) -> None:
+        """Stop telling of ended attempts; their logs stay readable. Unknown ids and repeats are fine.
+
+        The files of one that wrote nothing serve another, so that only what writes logs costs files.
 
         Raises:
-            Refused: bad_request while it lives; storage.
+            Refused: bad_request while one lives; storage.
         """
-        attempt = self._table.get(attempt_id)
-        if attempt is None:
+        going = [self._table[attempt_id] for attempt_id in dict.fromkeys(attempt_ids) if attempt_id in self._table]
+        for attempt in going:
+            if attempt.living:
+                raise Refused(
+                    "bad_request", f"attempt {attempt.id} is {attempt.state}; only an ended one can be forgotten"
+                )
+        silent = []
+        for attempt in going:
+            if attempt.exit_whole and attempt.clean and not attempt.survivors and _is_silent(attempt.base):
+                silent.append((attempt.id, attempt.base, _read(attempt.record_path)))
+            else:
+                attempt.append({"forgotten": True})
+                if attempt.base:
+                    self._forgotten[attempt.id] = attempt.base
+                del self._table[attempt.id]
+        with storage():
+            self._archive.add([(attempt_id, record) for attempt_id, _, record in silent])
+        for attempt_id, base, _ in silent:
+            del self._table[attempt_id]
+            self._use_again(base)
+
+    def _use_again(self, base: str) -> None:
+        """Empty the files of an attempt that is in the archive."""
+        if len(self._ready) >= READY_MAX:
+            _remove(base)
             return
-        if attempt.living:
-            raise Refused("bad_request", f"attempt {attempt_id} is {attempt.state}; only an ended one can be forgotten")
-        attempt.append({"forgotten": True})
-        del self._table[attempt_id]
-        if attempt.base:
-            self._forgotten[attempt_id] = attempt.base
+        with contextlib.suppress(OSError):
+            os.truncate(base + ".record", 0)
+            self._ready.append(base)
 
     def find_forgotten(self, attempt_id: str) -> Optional[Attempt]:
         """A forgotten attempt, read back from its record, or None."""
         base = self._forgotten.get(attempt_id)
-        attempt = self._load_one(base) if base else None
+        if base is not None:
+            attempt = self._load_one(base)
+        else:
+            record = self._archive.find(attempt_id) if attempt_id in self._archive else None
+            attempt = self._parse("", record) if record else None
         if attempt is not None:
             attempt.state = "exited" if attempt.exit else "lost" if attempt.began else "never"
             attempt.clean = True
@@ -396,29 +441,48 @@ class Attempts:
 
     def newest_forgotten(self) -> List[Attempt]:
         """The newest forgotten attempts, oldest first: for a server whose records may be older than what we told."""
-        ids = sorted(self._forgotten, key=lambda attempt_id: self._forgotten[attempt_id])[-REMEMBER_FORGOTTEN:]
-        found = [self.find_forgotten(attempt_id) for attempt_id in ids]
+        when = self._archive.ids()
+        for attempt_id, base in self._forgotten.items():
+            with contextlib.suppress(OSError):
+                when.append((os.stat(base + ".record").st_mtime, attempt_id))
+        found = [self.find_forgotten(attempt_id) for _, attempt_id in sorted(when)[-REMEMBER_FORGOTTEN:]]
         return [attempt for attempt in found if attempt is not None]
 
-    def sweep_forgotten(self, keep_s: float) -> None:
+    def sweep_forgotten(self) -> None:
         """Remove the files of forgotten attempts that nobody wrote to for `keep_s`.
 
         Stops at the first that is younger: they stand in the order in which they were forgotten, so that this costs
         nothing however many are kept.
         """
+        self._archive.sweep()
         now = time.time()
         for attempt_id, base in list(itertools.islice(self._forgotten.items(), SWEEP_AT_ONCE)):
             with contextlib.suppress(FileNotFoundError):
-                if now - os.stat(base + ".record").st_mtime <= keep_s:
+                if now - os.stat(base + ".record").st_mtime <= self._keep_s:
                     return
             _remove(base)
             del self._forgotten[attempt_id]
 
     def close(self) -> None:
-        """Remove what was made ahead and not used."""
-        for base in self._ready:
-            _remove(base)
-        self._ready.clear()
+        """Let go of the archive. What was made ahead serves the next hostd."""
+        self._archive.close()
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def _is_silent(base: str) -> bool:
+    """Whether both logs are there and empty."""
+    return bool(base) and _size(base + ".out") == 0 and _size(base + ".err") == 0
+
+
+def _read(path: str) -> bytes:
+    with storage(), open(path, "rb") as file:
+        return file.read()
 
 
 def _remove(base: str) -> None:

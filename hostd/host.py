@@ -45,8 +45,8 @@ SWEEP_S = 1.0
 UNKILLABLE_AFTER_S = 10.0
 #: Secrets reach the shim in one message of a unix socket, which Linux cuts off at 212,992 bytes (wmem_default).
 SECRETS_MAX_BYTES = 160 * 1024
-#: How long the logs of forgotten attempts stay.
-KEEP_FORGOTTEN_S = 14 * 86_400.0
+#: How long after the server has stored an end the record says so. Mostly it is forgotten before, and need not.
+NOTE_ACKED_AFTER_S = 2.0
 #: How long after a start the files of the next are made: when its command has surely begun.
 MAKE_READY_AFTER_S = 0.01
 
@@ -80,6 +80,7 @@ class Host:
         self._making_ready = False
         self._card_told: Dict[str, Tuple[Any, ...]] = {}
         self._log_sizes: Dict[str, int] = {}
+        self._acked: List[Attempt] = []  # whose records do not say so yet
         self._driver_told: Tuple[Any, ...] = (cards.driver.status, cards.driver.version)
 
     # ---- life
@@ -96,7 +97,7 @@ class Host:
                 self._relock(uuid, attempt.id)
         for lease_id in self.state.endings:
             self._later(self._sweep_lease(lease_id))
-        self.attempts.sweep_forgotten(KEEP_FORGOTTEN_S)
+        self.attempts.sweep_forgotten()
         self._make_ready_soon()
         self.supervisor.start_warm()
 
@@ -129,6 +130,7 @@ class Host:
     async def close(self) -> None:
         """Stop watching; attempts run on."""
         self._closed = True
+        self._note_acked()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -469,9 +471,8 @@ class Host:
 
     async def forget(self, attempt_ids: List[str]) -> Dict[str, Any]:
         """The server has these records; logs stay readable for a while."""
-        for attempt_id in attempt_ids:
-            self.attempts.forget(check_id(attempt_id))
-        self.attempts.sweep_forgotten(KEEP_FORGOTTEN_S)
+        self.attempts.forget([check_id(attempt_id) for attempt_id in attempt_ids])
+        self.attempts.sweep_forgotten()
         return {}
 
     def acked(self, name: str, key: str) -> None:
@@ -480,7 +481,16 @@ class Host:
             attempt = self.attempts.find(key)
             if attempt is not None and not attempt.living and not attempt.acked and attempt.clean:
                 attempt.acked = True
-                attempt.append({"acked": True})
+                self._acked.append(attempt)
+                if len(self._acked) == 1:
+                    asyncio.get_running_loop().call_later(NOTE_ACKED_AFTER_S, self._note_acked)
+
+    def _note_acked(self) -> None:
+        acked, self._acked = self._acked, []
+        with contextlib.suppress(Refused):  # then the server is told once more after a restart
+            for attempt in acked:
+                if self.attempts.find(attempt.id) is attempt:
+                    attempt.append({"acked": True})
 
     # ---- by itself
 

@@ -249,6 +249,7 @@ class Supervisor:
                 self._answer(attempt)
         elif message[:1] == b"e":
             attempt.take_exit(json.loads(message[2:]))
+            attempt.exit_whole = True  # it is in the record before it is told
             if not attempt.survivors:
                 self._make_idle(keeper)
             self._end(attempt, "exited")

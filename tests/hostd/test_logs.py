@@ -122,7 +122,7 @@ async def test_logs_stay_readable_after_forgetting(hostd):
 
 async def test_logs_of_long_forgotten_attempts_go_while_hostd_runs(hostd):
     for name in ("a1", "a2", "a3"):
-        await hostd.start(name, ["true"])
+        await hostd.start(name, ["echo", name])
         await hostd.ended(name)
     await hostd.ask("forget", attempt_ids=["a1", "a2"])
     files = {

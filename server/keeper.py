@@ -35,6 +35,8 @@ class Keeper:
         self._dirty_jobs: set[str] = set()
         self._dirty_leases: set[str] = set()
         self._hosts_dirty = True
+        self._foreseen: set[tuple[str, str]] = set()  # rows read here whose COMMIT is still under way
+        self._read_meanwhile: set[str] | None = set()  # ids read as committed since; None = all
         self.waiting = Waiting()
         self._undecided = True
         self.living: dict[str, Holding] = {}
@@ -50,7 +52,20 @@ class Keeper:
         self._count_hours = any(o.gpu_hours is not None for o in settings.owners.values())
         db.on_commit(self._committed)
 
+    def foresee(self, dirty: set[tuple[str, str]]) -> None:
+        """These rows are about to be committed: the next `refresh` reads them from the writer's connection."""
+        self._foreseen = dirty
+        self._read_meanwhile = set()
+        self._mark(dirty)
+
     def _committed(self, changed: set[str], dirty: set[tuple[str, str]]) -> None:
+        if self._read_meanwhile is not None:
+            # read with the group itself already; a start that joined it is as it was assumed
+            dirty = {row for row in dirty if row not in self._foreseen or row[1] in self._read_meanwhile}
+        self._foreseen, self._read_meanwhile = set(), set()
+        self._mark(dirty)
+
+    def _mark(self, dirty: set[tuple[str, str]]) -> None:
         for kind, key in dirty:
             if kind == "job":
                 self._dirty_jobs.add(key)
@@ -98,8 +113,8 @@ class Keeper:
         for key in ids:
             (self._dirty_leases if key.startswith("lse") else self._dirty_jobs).add(key)
 
-    async def refresh(self, now_ms: int) -> None:
-        """Bring the world up to the newest commit.
+    def refresh(self, now_ms: int, writer: sqlite3.Connection | None = None) -> None:
+        """Bring the world up to the newest commit, or with `writer` to what is about to be committed.
 
         Never gives the loop away in between: two refreshes that overlap would each see half of what changed.
         """
@@ -111,10 +126,18 @@ class Keeper:
         self.version += 1
         self._dirty_jobs.clear()
         self._dirty_leases.clear()
+        if writer is None and self._foreseen:
+            if everything:
+                self._read_meanwhile = None
+            elif self._read_meanwhile is not None:
+                self._read_meanwhile.update(jobs, leases)
         try:
-            asks, held, host_data, hours = self._db.peek(
-                lambda c: self._read(c, everything, jobs, leases, hosts, now_ms)
-            )
+            if writer is not None:
+                asks, held, host_data, hours = self._read(writer, everything, jobs, leases, hosts, now_ms)
+            else:
+                asks, held, host_data, hours = self._db.peek(
+                    lambda c: self._read(c, everything, jobs, leases, hosts, now_ms)
+                )
         except BaseException:
             self._all_dirty = True
             raise

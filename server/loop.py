@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sqlite3
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
@@ -46,6 +47,7 @@ class Loop:
         self._wake_at_ms: int | None = None
         self._ticked_s = self._housekept_s = context.clock.monotonic_s()
         self._ticked_ms = context.now()
+        context.db.before_commit(self.decide_before_commit, context.keeper.distrust)
         self.passes = 0
         self.longest_pass_s = 0.0
 
@@ -92,7 +94,7 @@ class Loop:
             self.wake()
         if self._wake.is_set() or (self._wake_at_ms is not None and self._wake_at_ms <= context.now()):
             self._wake.clear()
-            await self.step()
+            self.step()
         if now_s - self._ticked_s < TICK_S and late_s <= LATE_S:
             return
         self._ticked_s, self._ticked_ms = now_s, now_ms
@@ -105,24 +107,35 @@ class Loop:
             await context.db.write(partial(requests.forget_old, now_ms=now_ms))
             await context.db.write(partial(waits.forget_old, now_ms=now_ms))
 
-    async def step(self) -> None:
-        """One pass: decide, and set in motion what was decided."""
+    def decide_before_commit(self, writer: sqlite3.Connection, dirty: set[tuple[str, str]]) -> None:
+        """A pass over rows that are about to be committed; the starts it makes join their COMMIT."""
+        keeper = self._context.keeper
+        try:
+            keeper.foresee(dirty)
+            self.step(writer)
+        except Exception:
+            # the group itself is sound: it is committed, and the next turn decides from the database
+            log.exception("a pass before a commit failed")
+            keeper.distrust()
+            self.wake()
+
+    def step(self, writer: sqlite3.Connection | None = None) -> None:
+        """One pass: decide, and set in motion what was decided. Never gives the loop away."""
         context, now = self._context, self._context.now()
         began = context.clock.monotonic_s()
-        async with context.deciding:
-            await context.keeper.refresh(now)
-            due = self._wake_at_ms is not None and self._wake_at_ms <= now
-            if not (due or context.keeper.undecided):
-                return  # what came stands behind equals that wait already
-            decided = decide(context.keeper.heads(), now, context.policy)
-            changed = context.keeper.waiting.answer(decided.blockers)
-            self._wake_at_ms = decided.wake_at_ms
-            for decision in decided.decisions:
-                if isinstance(decision, Start):
-                    self._start(decision, now)
-                elif isinstance(decision, Expire):
-                    self._expire(decision)
-            context.keeper.settled()
+        context.keeper.refresh(now, writer)
+        due = self._wake_at_ms is not None and self._wake_at_ms <= now
+        if not (due or context.keeper.undecided):
+            return  # what came stands behind equals that wait already
+        decided = decide(context.keeper.heads(), now, context.policy)
+        changed = context.keeper.waiting.answer(decided.blockers)
+        self._wake_at_ms = decided.wake_at_ms
+        for decision in decided.decisions:
+            if isinstance(decision, Start):
+                self._start(decision, now)
+            elif isinstance(decision, Expire):
+                self._expire(decision)
+        context.keeper.settled()
         self.passes += 1
         self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
         if changed:

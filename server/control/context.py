@@ -106,7 +106,6 @@ class Context:
     changes: Changes = field(default_factory=Changes)
     turnstile: Turnstile = field(default_factory=Turnstile)
     hosts: dict[str, Host] = field(default_factory=dict)
-    deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
     wake: Callable[[], None] = lambda: None
     background: set[asyncio.Task[None]] = field(default_factory=set)
 

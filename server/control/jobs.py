@@ -165,10 +165,9 @@ class Jobs:
 
         if (known := context.db.peek(first)) is not None:
             return replace(await self._views.get_job(caller, known), deduplicated=True)
-        async with context.deciding:
-            await context.keeper.refresh(now)
-            # a job that just queues is compared with caps and cards, not with who waits
-            world = context.keeper.world(waiting=dry_run or when_full == "refuse")
+        context.keeper.refresh(now)
+        # a job that just queues is compared with caps and cards, not with who waits
+        world = context.keeper.world(waiting=dry_run or when_full == "refuse")
         if (never := self._never(world, ask)) is not None:
             raise refusal_of(never, rooms=self._leases.rooms(caller, world, ask.pool))
         if not dry_run and when_full == "queue":

@@ -133,21 +133,19 @@ class Leases:
                 "expires_at_ms": None,
                 "hard_end_at_ms": None,
             }
-            async with context.deciding:
-                await context.keeper.refresh(now)
-                world = context.keeper.world()
-                keys, why = outlook(world, ask, now, context.policy)
-                if keys is not None:
-                    slots = [context.keeper.slot(key) for key in keys]
-                    row |= _granted(now, ttl_s, hours_ms) | {
-                        "state": "leased",
-                        "units": sum(s.units for s in slots),
-                        "gpus": grants.cards(slots),
-                        "host": slots[0].host,
-                    }
-                    context.keeper.assume(None, grants.holding_of(lease_id, "direct", keys, row))
+            context.keeper.refresh(now)
+            world = context.keeper.world()
+            keys, why = outlook(world, ask, now, context.policy)
             if keys is None:
                 return await self._not_now(caller, ask, world, why, row, when_full, request_id, digest)
+            slots = [context.keeper.slot(key) for key in keys]
+            row |= _granted(now, ttl_s, hours_ms) | {
+                "state": "leased",
+                "units": sum(s.units for s in slots),
+                "gpus": grants.cards(slots),
+                "host": slots[0].host,
+            }
+            context.keeper.assume(None, grants.holding_of(lease_id, "direct", keys, row))
             held = grants.held_slots(slots)
             try:
                 known = await context.db.write(partial(self._write_grant, caller, row, held, request_id, digest))

@@ -7,8 +7,9 @@ import logging
 import os
 import sqlite3
 import stat
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from cotenant.hostd.protocol import AttemptReport, SlotRef, StartSpec
 from cotenant.server.backends.base import Host, HostRefused
@@ -28,12 +29,15 @@ log = logging.getLogger(__name__)
 #: How long the record that a command runs may wait for its end. Nobody starts or stops anything on it.
 RUNNING_AFTER_S: Final = 0.005
 
+#: An attempt, its job, its lease's slots.
+Intended: TypeAlias = tuple[sqlite3.Row, sqlite3.Row, list[sqlite3.Row]]
+
 #: A variable of the environment cannot be longer (Linux, MAX_ARG_STRLEN), less room for its name.
 SECRET_MAX_BYTES: Final = 128 * 1024 - 256
 
 
-async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], now: int) -> None:
-    """Record lease, attempt and intent in one transaction, then ask the host.
+def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], now: int) -> Coroutine[None, None, None]:
+    """Record lease, attempt and intent in one transaction, which is put in line here; then ask the host, which is returned.
 
     A decision that the rows no longer allow is dropped; the loop decides anew.
     """
@@ -41,7 +45,7 @@ async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Sl
     held = grants.held_slots(slots)
     host = slots[0].host
 
-    def write(tx: Tx) -> sqlite3.Row | None:
+    def write(tx: Tx) -> Intended | None:
         row = tx.one("SELECT * FROM job WHERE id = ?", (job_id,))
         if row is None or row["state"] not in ("queued", "preempted"):
             return None
@@ -82,10 +86,14 @@ async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Sl
             pool=row["pool"], old=row["state"], new="deploying",
             args={"slots": grants.slots_for_event(held), "fence": fence, "epoch": epoch, "human": row["human"], **numbers},
         )  # fmt: skip
-        return tx.one("SELECT * FROM attempt WHERE id = ?", (attempt_id,))
+        return read_attempt(tx.connection, attempt_id)
 
+    return _started(context, context.db.submit(write), job_id, lease_id)
+
+
+async def _started(context: Context, recorded: asyncio.Future[Intended | None], job_id: str, lease_id: str) -> None:
     try:
-        attempt = await context.db.write(write)
+        attempt = await recorded
     except (sqlite3.IntegrityError, grants.GrantLost) as error:
         log.info("the start of %s was decided on an older world: %s", job_id, error)
         attempt = None
@@ -96,7 +104,7 @@ async def start_job(context: Context, job_id: str, lease_id: str, slots: list[Sl
         context.keeper.doubt(job_id, lease_id)
         context.wake()
         return
-    await start_attempt(context, attempt_id)
+    await _ask_to_start(context, attempt)
 
 
 async def start_attempt(context: Context, attempt_id: str) -> None:
@@ -104,7 +112,12 @@ async def start_attempt(context: Context, attempt_id: str) -> None:
     found = context.db.peek(lambda c: read_attempt(c, attempt_id))
     if found is None or found[0]["state"] not in ("intended", "starting") or found[1]["state"] != "deploying":
         return
-    attempt, job, slots = found
+    await _ask_to_start(context, found)
+
+
+async def _ask_to_start(context: Context, intended: Intended) -> None:
+    attempt, job, slots = intended
+    attempt_id = attempt["id"]
     link = context.hosts.get(attempt["host"])
     if link is None:
         return  # the next hello of that host asks again
@@ -159,9 +172,7 @@ async def _not_startable(context: Context, link: Host, attempt_id: str, error: S
         await outcomes.attempt_report(context, link.name, report)
 
 
-def read_attempt(
-    connection: sqlite3.Connection, attempt_id: str
-) -> tuple[sqlite3.Row, sqlite3.Row, list[sqlite3.Row]] | None:
+def read_attempt(connection: sqlite3.Connection, attempt_id: str) -> Intended | None:
     """(attempt, its job, its lease's slots), or None."""
     attempt = connection.execute("SELECT * FROM attempt WHERE id = ?", (attempt_id,)).fetchone()
     if attempt is None:

@@ -67,6 +67,7 @@ class Tx:
         self.connection = connection
         self.changed: set[str] = set()  # resource addresses
         self.dirty: set[tuple[str, str]] = set()  # (kind, id) rows that the keeper must read again
+        self.opens = False  # whether something that waits may start because of it
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         return self.connection.execute(sql, values)
@@ -84,11 +85,12 @@ class Tx:
 
 
 class _Waiting:
-    __slots__ = ("error", "fn", "future", "result", "tx")
+    __slots__ = ("error", "fn", "future", "joined", "result", "tx")
 
-    def __init__(self, fn: Callable[[Tx], Any], future: asyncio.Future[Any]) -> None:
+    def __init__(self, fn: Callable[[Tx], Any], future: asyncio.Future[Any], *, joined: bool = False) -> None:
         self.fn = fn
         self.future = future
+        self.joined = joined
         self.result: Any = None
         self.error: BaseException | None = None
         self.tx: Tx | None = None
@@ -104,6 +106,9 @@ class Database:
         self._waiting: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._listeners: list[Callable[[set[str], set[tuple[str, str]]], None]] = []
+        self._decide: Callable[[sqlite3.Connection, set[tuple[str, str]]], None] | None = None
+        self._undone: Callable[[], None] = lambda: None
+        self._joining: list[_Waiting] | None = None  # what `_decide` adds to the group that is open
         self._peeker = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
         self._peeker.row_factory = sqlite3.Row
         self._closing = False
@@ -140,6 +145,16 @@ class Database:
         """Call `listener(changed addresses, dirty rows)` on the loop after each COMMIT, before the answers go out."""
         self._listeners.append(listener)
 
+    def before_commit(
+        self, decide: Callable[[sqlite3.Connection, set[tuple[str, str]]], None], undone: Callable[[], None]
+    ) -> None:
+        """Call `decide(connection, dirty rows)` in a group that lets something start, before its COMMIT.
+
+        What it submits joins the group, so that one COMMIT carries both an end and the start that follows from it
+        (docs/adr/0007). It sees rows that are not committed yet; `undone()` says that they never were. Neither may raise.
+        """
+        self._decide, self._undone = decide, undone
+
     async def write(self, fn: Callable[[Tx], T]) -> T:
         """Run `fn` in a transaction and return its result once it is durable.
 
@@ -156,8 +171,11 @@ class Database:
         if self._closing:
             raise Unavailable("the server is shutting down", hint="Try again in a few seconds.")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(fn, future))
-        self._wake.set()
+        if self._joining is not None:
+            self._joining.append(_Waiting(fn, future, joined=True))
+        else:
+            self._waiting.append(_Waiting(fn, future))
+            self._wake.set()
         return future
 
     async def read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
@@ -195,6 +213,7 @@ class Database:
                 await self._run_group(group)
             except sqlite3.Error as error:
                 self._fail_group(group, error)
+                self._undone()
                 continue
             except Exception:
                 # not a transaction's own failure, those are kept with it: nobody could be answered any more
@@ -215,7 +234,8 @@ class Database:
                     except Exception:
                         # what is committed is committed: those who wait get their answers all the same
                         log.exception("a listener to commits failed")
-            for item in group:
+            # a start that joined goes out first: its host can be at work while the asker is being answered
+            for item in sorted(group, key=lambda item: not item.joined):
                 if item.future.cancelled():
                     continue
                 if item.error is not None:
@@ -239,12 +259,28 @@ class Database:
                     raise
                 await _in_thread(self._writer, _begin_patiently)
             _run_statements(connection, group)
+            if self._decide is not None and not self._closing:
+                dirty = self._opened(group)
+                if dirty:
+                    self._joining = []
+                    try:
+                        self._decide(connection, dirty)
+                    finally:
+                        joined, self._joining = self._joining, None
+                    group.extend(joined)
+                    _run_statements(connection, joined)
             await self._writer.commit()
         except BaseException:
             if connection.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     await self._writer.rollback()
             raise
+
+    @staticmethod
+    def _opened(group: list[_Waiting]) -> set[tuple[str, str]]:
+        """The rows that a group changed, if something may start because of it."""
+        done = [item.tx for item in group if item.error is None and item.tx is not None]
+        return set().union(*(tx.dirty for tx in done)) if any(tx.opens for tx in done) else set()
 
     def _fail_group(self, group: list[_Waiting], error: sqlite3.Error) -> None:
         """The group as a whole failed: refuse where nothing can have been written, end where we do not know."""

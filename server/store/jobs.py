@@ -23,6 +23,7 @@ def get(tx: Tx, job_id: str) -> sqlite3.Row:
 
 def insert(tx: Tx, job: dict[str, Any]) -> None:
     tx.execute(f"INSERT INTO job ({', '.join(job)}) VALUES ({', '.join('?' * len(job))})", tuple(job.values()))
+    tx.opens = True
     _note(tx, job["id"], job["pool"])
 
 
@@ -53,6 +54,7 @@ def move(tx: Tx, job_id: str, to: JobState, now_ms: int, *, by_epoch: int | None
         raise IllegalMove(f"job {job_id}: {row['state']} -> {to}")
     if to in JOB_FINAL:
         values["ended_at_ms"] = now_ms
+    tx.opens = tx.opens or to in JOB_FINAL or to is JobState.QUEUED
     names = ["state", "changed_at_ms", *values]
     tx.execute(
         f"UPDATE job SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ?",

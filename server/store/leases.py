@@ -48,6 +48,7 @@ def insert(tx: Tx, lease: dict[str, Any], held: tuple[HeldSlot, ...]) -> None:
     """
     columns = ", ".join(lease)
     tx.execute(f"INSERT INTO lease ({columns}) VALUES ({', '.join('?' * len(lease))})", tuple(lease.values()))
+    tx.opens = tx.opens or not held
     _take(tx, lease["id"], held, lease["granted_at_ms"] if held else 0)
     _note(tx, lease["id"], lease["pool"], held)
 
@@ -83,6 +84,7 @@ def move(tx: Tx, lease_id: str, to: LeaseState, **values: Any) -> sqlite3.Row:
     if to != row["state"] and to not in LEASE_NEXT[LeaseState(row["state"])]:
         raise IllegalMove(f"lease {lease_id}: {row['state']} -> {to}")
     assert (to in LEASE_FINAL) == ("ended_at_ms" in values), "an end has a time, and only an end"
+    tx.opens = tx.opens or to in LEASE_FINAL or to is LeaseState.QUEUED
     names = ["state", *values]
     tx.execute(
         f"UPDATE lease SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ?", (to.value, *values.values(), lease_id)
@@ -98,6 +100,7 @@ def end_slots(tx: Tx, lease_id: str, use: str, now_ms: int, detail: str = "") ->
         (use, now_ms, detail, lease_id),
     )
     tx.dirty.add(("lease", lease_id))
+    tx.opens = True
     for row in rows:
         _note_slot(tx, row["host"], row["idx"])
     return rows
@@ -111,6 +114,7 @@ def free_slots(tx: Tx, lease_id: str, now_ms: int, host: str | None = None) -> l
         (now_ms, lease_id, host),
     )
     tx.dirty.add(("lease", lease_id))
+    tx.opens = True
     for row in rows:
         _note_slot(tx, row["host"], row["idx"])
     return rows
@@ -123,6 +127,7 @@ def call_occupied(tx: Tx, lease_id: str, now_ms: int, who: str) -> list[sqlite3.
         (now_ms, who, lease_id),
     )
     tx.dirty.add(("lease", lease_id))
+    tx.opens = True
     for row in rows:
         _note_slot(tx, row["host"], row["idx"])
     return rows

@@ -19,11 +19,11 @@ async def test_the_short_count_is_the_sum_that_decides(make_bench, toml: str) ->
         held.append(await bench.control.leases.acquire(caller, gpus=1))
         await bench.control.leases.acquire(caller, gpus=0) if caller is not callers[2] else None
         await bench.settle()
-        await keeper.refresh(0)
+        keeper.refresh(0)
         use = usage(keeper.world(), "default")
         assert keeper.used_and_cap("default") == (use.used, use.cap)
     await bench.control.leases.release(callers[0], held[0].lease_id)
     await bench.settle()
-    await keeper.refresh(0)
+    keeper.refresh(0)
     use = usage(keeper.world(), "default")
     assert keeper.used_and_cap("default") == (use.used, use.cap)

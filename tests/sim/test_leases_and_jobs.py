@@ -291,10 +291,10 @@ class LeasesAndJobs(RuleBasedStateMachine):
 
         async def compare() -> None:
             keeper, now = self.bench.control.context.keeper, self.bench.clock.now_ms()
-            await keeper.refresh(now)
+            keeper.refresh(now)
             held, uses, asks = dict(keeper.living), dict(keeper.uses), {ask.id for ask in keeper.world().asks}
             keeper.distrust()
-            await keeper.refresh(now)
+            keeper.refresh(now)
             assert {k: sorted(h.slots) for k, h in held.items()} == {
                 k: sorted(h.slots) for k, h in keeper.living.items()
             }

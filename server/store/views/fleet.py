@@ -112,7 +112,7 @@ class FleetViews(View):
             return host_rows.all_hosts(c), host_rows.all_gpus(c)
 
         hosts, gpus = await self._c.db.read(read)
-        await self._c.keeper.refresh(self._c.now())
+        self._c.keeper.refresh(self._c.now())
         slots = self._c.keeper.slots()
         now = self._c.now()
         out = []
@@ -157,7 +157,7 @@ class FleetViews(View):
                 code="no_such_pool",
                 hint=f"Pools: {', '.join(sorted(self._c.settings.pools))}.",
             )
-        await self._c.keeper.refresh(self._c.now())
+        self._c.keeper.refresh(self._c.now())
         world: World = self._c.keeper.world()
         now = self._c.now()
         names = await self._names([ask.id for ask in world.asks if ask.kind == "job"])
@@ -201,7 +201,7 @@ class FleetViews(View):
     async def list_agents(self, caller: Caller) -> a.AgentList:
         """Who there is, who is on line, who holds what."""
         callers = await self._c.db.read(lambda c: c.execute("SELECT * FROM caller ORDER BY name").fetchall())
-        await self._c.keeper.refresh(self._c.now())
+        self._c.keeper.refresh(self._c.now())
         world: World = self._c.keeper.world()
         now = self._c.now()
         out = []

@@ -20,7 +20,7 @@ class QuotaViews(View):
 
     async def quota_status(self, caller: Caller) -> a.QuotaStatus:
         """Caps, use, reserve, and what this caller may start now."""
-        await self._c.keeper.refresh(self._c.now())
+        self._c.keeper.refresh(self._c.now())
         world: World = self._c.keeper.world()
         pools = [
             self._pool(caller, world, name)

@@ -129,6 +129,8 @@ class Loop:
             return  # what came stands behind equals that wait already
         decided = decide(context.keeper.heads(), now, context.policy)
         changed = context.keeper.waiting.answer(decided.blockers)
+        if writer is not None and decided.wake_at_ms is not None and decided.wake_at_ms != self._wake_at_ms:
+            self.wake()  # `run` sleeps until what was due before
         self._wake_at_ms = decided.wake_at_ms
         for decision in decided.decisions:
             if isinstance(decision, Start):

@@ -225,7 +225,7 @@ def end_lease(
     clean: bool = False, args: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """End a granted lease: its slots are being cleaned, or free at once where the host has said so."""
-    leases.move(tx, row["id"], to, ended_at_ms=now, end_reason=reason, pickup_by_ms=None)
+    leases.move(tx, row["id"], to, row=row, ended_at_ms=now, end_reason=reason, pickup_by_ms=None)
     leases.end_slots(tx, row["id"], "freed" if clean else "cleaning", now)
     tx.execute("DELETE FROM offer WHERE object_id = ?", (row["id"],))
     events.append(

@@ -256,7 +256,6 @@ class Hosts:
     def _taken(self, host: str, report: AttemptReport, future: asyncio.Future[Any]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
-        self._context.wake()
         if future.result() == "stray":
             self._context.background_task(placing.stop_attempt(self._context, report.attempt_id, host, "evict", 10))
         elif report.clean and report.state not in outcomes.LIVING:

@@ -20,7 +20,7 @@ from cotenant.server.deciding.world import Ask, Blocker, World
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
 from cotenant.server.model.caller import Caller, may_operate, owns
-from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.spec import JobSpec, parse_kept
 from cotenant.server.model.states import JOB_FINAL, PRIORITIES, JobState
 from cotenant.server.model.text import quoted
 from cotenant.server.store import events, jobs, requests
@@ -134,7 +134,6 @@ class Jobs:
             return job_id
 
         kept = await context.db.write(write)
-        context.wake()
         if wait_s > 0:
             answer = await self.wait(caller, kept, min(wait_s, WAIT_MAX_S), on_progress)
         else:
@@ -316,7 +315,7 @@ class Jobs:
                 code="not_final",
                 hint="Wait for its end, or cancel_job first.",
             )
-        spec = JobSpec.model_validate_json(row["spec"])
+        spec = parse_kept(row["spec"])
         return await self.submit(caller, spec, request_id=request_id)
 
     async def signal(self, caller: Caller, job_id: str, signal: str, *, request_id: str | None = None) -> SignalAnswer:

@@ -14,7 +14,7 @@ from cotenant.server.control import adopting
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import end_lease, free_slots
 from cotenant.server.model.caller import LOOP
-from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LeaseState
 from cotenant.server.model.text import signal_name
 from cotenant.server.store import events, jobs, leases, meta
@@ -44,7 +44,6 @@ async def attempt_report(context: Context, host: str, report: AttemptReport, seq
     """Take one report in; see `take`."""
     now = context.now()
     await context.db.write(lambda tx: take(tx, context, host, report, now, seq))
-    context.wake()
 
 
 def take(
@@ -122,11 +121,17 @@ def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptRepo
         return
     jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING, started_at_ms=started, **facts)
     jobs.move(
-        tx, job["id"], JobState.RUNNING, now, by_epoch=attempt["epoch"], started_at_ms=job["started_at_ms"] or started
+        tx,
+        job["id"],
+        JobState.RUNNING,
+        now,
+        by_epoch=attempt["epoch"],
+        row=job,
+        started_at_ms=job["started_at_ms"] or started,
     )
     lease = leases.get(tx, attempt["lease_id"])
     if lease["state"] == "leased":
-        leases.move(tx, lease["id"], LeaseState.RUNNING)
+        leases.move(tx, lease["id"], LeaseState.RUNNING, row=lease)
     events.append(
         tx, "job.running", LOOP, now, owner=job["owner"], job_id=job["id"], attempt_id=attempt["id"], lease_id=lease["id"],
         host=attempt["host"], old=job["state"], new="running",
@@ -139,23 +144,18 @@ def _ended(
     record = report.exit or ExitRecord()
     failure, message = classify(report, record)
     code = record.code if report.exit is not None else None
-    jobs.move_attempt(
+    attempt = jobs.move_attempt(  # with the start that may only be known by now
         tx, attempt["id"], AttemptState.ENDED, ended_at_ms=now, exit=dumps(to_wire(record)) if report.exit else None, exit_code=code,
         failure_class=failure, message=message, pid=report.pid or attempt["pid"], start_ticks=report.start_ticks or attempt["start_ticks"],
         boot_id=report.boot_id or attempt["boot_id"],
         # one that ended before its start was reported ran all the same
         started_at_ms=attempt["started_at_ms"] or (now - int(record.duration_s * 1000) if report.exit and not record.exec_error else None),
     )  # fmt: skip
-    ended = jobs.find_attempt(tx, attempt["id"])
-    assert ended is not None
-    attempt = ended  # with the start that may only be known by now
     lease = leases.get(tx, attempt["lease_id"])
     if lease["state"] in ("leased", "running"):
         end_lease(tx, LOOP, lease, LeaseState.RELEASED, failure or "succeeded", now, clean=bool(report.clean))
     if newest:
-        settle(
-            tx, context, jobs.get(tx, job["id"]), attempt, failure, message, code, now, started=report.state != "never"
-        )
+        settle(tx, context, job, attempt, failure, message, code, now, started=report.state != "never")
 
 
 def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str]:
@@ -184,7 +184,7 @@ def settle(
     started: bool = True,
 ) -> None:  # fmt: skip
     """What becomes of a job whose newest attempt has ended: final, another try, or on hold."""
-    spec = JobSpec.model_validate_json(job["spec"])
+    spec = parse_kept(job["spec"])
     values: dict[str, Any] = {"exit_code": code, "failure_class": failure, "message": message}
     about: dict[str, Any] = {
         "owner": job["owner"],
@@ -252,7 +252,7 @@ def _elsewhere(tx: Tx, pool: str, at_fault: list[str], failure: str) -> bool:
 
 
 def _finish(tx: Tx, job: sqlite3.Row, to: JobState, now: int, values: dict[str, Any], about: dict[str, Any]) -> None:
-    jobs.move(tx, job["id"], to, now, **values)
+    jobs.move(tx, job["id"], to, now, row=job, **values)
     tx.changed.add(f"cotenant://jobs/{job['id']}/log")
     args = {"exit_code": values["exit_code"], "class": values["failure_class"]}
     severity = "warning" if to is JobState.FAILED else "info"

@@ -18,7 +18,7 @@ from cotenant.server.control.context import Context
 from cotenant.server.deciding.world import Slot
 from cotenant.server.errors import OutcomeUnknown, Unreachable
 from cotenant.server.model.caller import LOOP
-from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JobState, LeaseState
 from cotenant.server.model.text import clean
 from cotenant.server.store import events, jobs, leases, meta
@@ -80,7 +80,10 @@ def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], n
         )  # fmt: skip
         if row["state"] == "preempted":
             jobs.move(tx, job_id, JobState.QUEUED, now)
-        jobs.move(tx, job_id, JobState.DEPLOYING, now, epoch=epoch, fence=fence, held_reason=None)
+        jobs.move(
+            tx, job_id, JobState.DEPLOYING, now, row=row if row["state"] == "queued" else None, epoch=epoch, fence=fence,
+            held_reason=None,
+        )  # fmt: skip
         events.append(
             tx, "job.placed", LOOP, now, owner=row["owner"], job_id=job_id, attempt_id=attempt_id, lease_id=lease_id, host=host,
             pool=row["pool"], old=row["state"], new="deploying",
@@ -187,7 +190,7 @@ def start_spec(context: Context, attempt: sqlite3.Row, job: sqlite3.Row, slots: 
     Raises:
         SecretUnreadable: a secret's file cannot be read.
     """
-    spec = JobSpec.model_validate_json(job["spec"])
+    spec = parse_kept(job["spec"])
     host = context.settings.hosts.get(attempt["host"])
     environment = dict(spec.env)
     for name, value in (("COTENANT_PROJECT", spec.project), ("COTENANT_EXPERIMENT", spec.experiment)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -231,6 +232,12 @@ class JobSpec(_Strict):
                 if (what := text.find_secret(f"{path}={value}")) is not None:
                     return path, what
         return None
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_kept(kept: str) -> JobSpec:
+    """The spec that a job's row keeps. One object for equal texts: a job's life reads its own several times."""
+    return JobSpec.model_validate_json(kept)
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

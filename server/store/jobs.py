@@ -37,17 +37,20 @@ def find_same(tx: Tx, caller: str, spec_hash: str, since_ms: int) -> str | None:
     return None if row is None else str(row[0])
 
 
-def move(tx: Tx, job_id: str, to: JobState, now_ms: int, *, by_epoch: int | None = None, **values: Any) -> sqlite3.Row:
+def move(
+    tx: Tx, job_id: str, to: JobState, now_ms: int, *, by_epoch: int | None = None, row: sqlite3.Row | None = None, **values: Any
+) -> sqlite3.Row:  # fmt: skip
     """Move a job to `to` and set `values`; returns the row as it was before.
 
-    `by_epoch` names the attempt on whose word the job moves; only the newest may.
+    `by_epoch` names the attempt on whose word the job moves; only the newest may. `row` is the job's, where this
+    transaction has it already.
 
     Raises:
         StaleFence: a newer attempt owns the job.
         IllegalMove: `to` cannot follow the state it has.
         NotFound: no such job.
     """
-    row = get(tx, job_id)
+    row = row or get(tx, job_id)
     if by_epoch is not None and by_epoch != row["epoch"]:
         raise StaleFence(f"attempt {by_epoch} of {job_id} was superseded by attempt {row['epoch']}")
     if to not in JOB_NEXT[JobState(row["state"])]:
@@ -92,15 +95,16 @@ def live_attempt(tx: Tx, job_id: str) -> sqlite3.Row | None:
     return tx.one("SELECT * FROM attempt WHERE job_id = ? AND state <> 'ended'", (job_id,))
 
 
-def move_attempt(tx: Tx, attempt_id: str, to: AttemptState, **values: Any) -> None:
-    """Set an attempt's state and `values`. An ended attempt stays ended."""
+def move_attempt(tx: Tx, attempt_id: str, to: AttemptState, **values: Any) -> sqlite3.Row:
+    """Set an attempt's state and `values`; returns the row as it is now. An ended attempt stays ended."""
     names = ["state", *values]
-    changed = tx.changes(
-        f"UPDATE attempt SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ? AND state <> 'ended'",
+    row = tx.one(
+        f"UPDATE attempt SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ? AND state <> 'ended' RETURNING *",
         (to.value, *values.values(), attempt_id),
     )
-    if changed != 1:
+    if row is None:
         raise IllegalMove(f"attempt {attempt_id} is not there or ended already: -> {to}")
+    return row
 
 
 def attempts_on(connection: sqlite3.Connection, host: str) -> list[sqlite3.Row]:

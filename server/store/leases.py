@@ -73,14 +73,16 @@ def _take(tx: Tx, lease_id: str, held: tuple[HeldSlot, ...], now_ms: int) -> Non
     )
 
 
-def move(tx: Tx, lease_id: str, to: LeaseState, **values: Any) -> sqlite3.Row:
+def move(tx: Tx, lease_id: str, to: LeaseState, *, row: sqlite3.Row | None = None, **values: Any) -> sqlite3.Row:
     """Move a lease to `to` and set `values`; returns the row as it was before.
+
+    `row` is the lease's, where this transaction has it already.
 
     Raises:
         IllegalMove: `to` cannot follow the state it has.
         NotFound: no such lease.
     """
-    row = get(tx, lease_id)
+    row = row or get(tx, lease_id)
     if to != row["state"] and to not in LEASE_NEXT[LeaseState(row["state"])]:
         raise IllegalMove(f"lease {lease_id}: {row['state']} -> {to}")
     assert (to in LEASE_FINAL) == ("ended_at_ms" in values), "an end has a time, and only an end"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cotenant.server.deciding.world import Ask, Holding, Needs, SlotKey
-from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.spec import JobSpec, parse_kept
 
 _JOBS = "SELECT * FROM job WHERE state IN ('queued', 'held', 'preempted')"
 _CLAIMS = "SELECT * FROM lease WHERE state = 'queued'"
@@ -81,7 +81,7 @@ def asks(
     """Everything that waits (both None), or what waits among the given jobs and leases, by id."""
     out: dict[str, Ask] = {}
     for row in _rows(connection, _JOBS, "id", job_ids, everything=job_ids is None and lease_ids is None):
-        spec = JobSpec.model_validate_json(row["spec"])
+        spec = parse_kept(row["spec"])
         out[row["id"]] = Ask(
             id=row["id"],
             kind="job",

@@ -144,6 +144,8 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     An ask starts with the most cards that fit now between its minimum and maximum, on the hosts and under the caps
     of its pool. A pool is strict: an ask that waits for cards in use keeps those behind it off every slot it could use.
     """
+    if not world.asks:
+        return Decided((*expired(world, now_ms),), next_due_ms(world, now_ms), {})
     state = Pass(world, now_ms, policy)
     needs_number: dict[int, int] = {}  # by identity: asks often share their Needs, and hashing one is slow
     numbers: dict[Needs, int] = {}

@@ -78,6 +78,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here believes what a client says about its address
         timeout_graceful_shutdown=GRACE_S,
         timeout_keep_alive=75,
     )

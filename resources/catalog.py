@@ -47,6 +47,10 @@ class Kind:
         return re.compile(f"^{re.escape(_SCHEME)}{inner}$")
 
 
+async def _overview(control: Control, caller: Caller, at: dict[str, str]) -> Any:
+    return await control.views.overview(caller)
+
+
 async def _gpus(control: Control, caller: Caller, at: dict[str, str]) -> Any:
     return await control.views.list_gpus(caller)
 
@@ -97,6 +101,13 @@ async def _events(control: Control, caller: Caller, at: dict[str, str]) -> Any:
 
 
 KINDS: tuple[Kind, ...] = (
+    Kind(
+        "overview",
+        "overview",
+        "Everything at one look",
+        "Pools, cards, what holds them, what waits and why.",
+        _overview,
+    ),
     Kind("gpus", "gpus", "All cards", "Every card: state, holder, until when, memory, load.", _gpus),
     Kind("quota/me", "quota", "Your quota", "What you may take now, per pool, and what you hold.", _quota),
     Kind("events", "events", "Newest events", "What happened lately; list_events goes further back.", _events),

@@ -29,6 +29,7 @@ from cotenant.prompts import Prompts
 from cotenant.resources.catalog import Catalog
 from cotenant.server.clock import SystemClock
 from cotenant.server.config import Settings
+from cotenant.server.control.logins import LINK_S
 from cotenant.server.errors import Unavailable
 from cotenant.server.http import problems, serving
 from cotenant.server.http.gate import MAX_BODY, Gate
@@ -37,9 +38,10 @@ from cotenant.server.ids import Ids
 from cotenant.server.mcp import sdk
 from cotenant.server.mcp.endpoint import McpEndpoint
 from cotenant.server.mcp.watching import Watching
-from cotenant.server.services import announce, services, unannounce
+from cotenant.server.services import LOCAL_TOKEN, announce, services, unannounce
 from cotenant.server.store.db import StoreRefused
 from cotenant.tools.tasks import WaitTasks
+from cotenant.ui.panel.routes import Panel
 
 if TYPE_CHECKING:
     from cotenant.server.control import Control
@@ -128,6 +130,7 @@ class App:
             session_idle_s=settings.session_idle_s,
         )
         operate = Operate(control, sdk.watch_requests(hosts, origins))
+        self._panel = Panel(control, sdk.watch_requests(hosts, [], json_only=False), settings.allowed_origins)
         self._app = Starlette(
             routes=[
                 Route("/mcp", Gate(self._serve_mcp, control, door="mcp", problem=problems.rpc_problem)),
@@ -137,6 +140,7 @@ class App:
                     methods=["POST"],
                 ),
                 Route("/healthz", _healthz, methods=["GET"]),
+                *self._panel.routes(),
             ],
             lifespan=self._life,
         )
@@ -148,19 +152,21 @@ class App:
         """End every stream and every wait, so that the server can end."""
         self._stopping.set()
         self._watching.close()
+        self._panel.close()
 
     async def _visible(self, caller: object, address: str) -> bool:
         return await self._handlers.visible(caller, address)  # type: ignore[arg-type]
 
     @contextlib.asynccontextmanager
     async def _life(self, _: Starlette) -> AsyncIterator[None]:
-        unsubscribe = self._control.changes.subscribe(self._watching.changed)
+        unsubscribe = [self._control.changes.subscribe(it.changed) for it in (self._watching, self._panel.live)]
         try:
             async with self._mcp.run():
                 yield
                 self.stop()
         finally:
-            unsubscribe()
+            for end in unsubscribe:
+                end()
             await self._handlers.finish(FINISH_S)
             await self._watching.join()
 
@@ -177,6 +183,17 @@ class App:
 def build_app(control: Control, settings: Settings) -> App:
     """The HTTP side over a control plane. Call it on a running event loop."""
     return App(control, settings)
+
+
+async def _print_link(control: Control, settings: Settings, url: str) -> None:
+    """A way in for the person who sits at this terminal."""
+    token = (settings.data_dir / LOCAL_TOKEN).read_text("ascii", "replace").strip()
+    caller = control.auth.caller_of(token, door="cli")
+    if caller is None:
+        return
+    code, _ = await control.logins.link(caller, "the server was started on a terminal")
+    here = url.replace("://0.0.0.0", "://127.0.0.1").replace("://[::]", "://[::1]")
+    print(f"the page, for one login within {LINK_S // 60} minutes: {here}/login/{code}", flush=True)
 
 
 def _as_asgi(handler: Callable[[Request], object]) -> ASGIApp:
@@ -232,6 +249,8 @@ async def _serve(settings: Settings) -> int:
                 gc.freeze()
                 gc.set_threshold(10_000, 20, 50)
                 print(f"ready {url}", flush=True)
+                if sys.stdout.isatty():  # to a person; where output goes to a log, `cotenant login-link` makes one
+                    control.context.background_task(_print_link(control, settings, url))
 
             server = serving.GracefulServer(serving.config_of(app), ready)
 

@@ -18,6 +18,7 @@ PREFIXES = {
     "run": "run",
     "cluster": "clu",
     "state": "sta",
+    "session": "ses",
 }
 
 

@@ -37,6 +37,7 @@ LOCAL_BACK_OFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: How long a start waits for the first word of this machine's hostd, which takes 0.3 s to start and has drivers to ask.
 FIRST_WORD_S: Final = 10.0
 LOCAL_TOKEN: Final = "local.token"
+PANEL_KEY: Final = "panel.key"
 SERVER_FILE: Final = "server.json"
 DATABASE: Final = "control.db"
 
@@ -82,6 +83,7 @@ async def core(settings: Settings, clock: Clock | None = None, ids: Ids | None =
             control = Control(context)
             await control.auth.load()
             await _local_token(control)
+            control.logins.load(_panel_key(settings.data_dir))
             context.db.on_commit(context.committed)
             yield control
             await db.write(lambda tx: events.append(tx, "server.stopped", LOOP, clock.now_ms(), old=str(incarnation)))
@@ -199,6 +201,18 @@ async def _local_token(control: Control) -> None:
     secret = await control.context.db.write(lambda tx: make_local_token(tx, control.context.ids, now))
     write_private(path, secret + "\n")
     await control.auth.load()
+
+
+def _panel_key(folder: Path) -> bytes:
+    """The key that signs cookies and forms of the page: the same over restarts, and in no database or backup of one."""
+    path = folder / PANEL_KEY
+    with contextlib.suppress(OSError, ValueError):
+        key = bytes.fromhex(path.read_text("ascii").strip())
+        if len(key) >= 32 and not path.stat().st_mode & 0o077:
+            return key
+    key = secrets.token_bytes(32)  # a key that others could read, or half a one, is no key: everybody logs in anew
+    write_private(path, key.hex() + "\n")
+    return key
 
 
 def make_local_token(tx: Tx, ids: Ids, now: int) -> str:

@@ -8,6 +8,7 @@ from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
 from cotenant.server.control.jobs import Jobs
 from cotenant.server.control.leases import Leases
+from cotenant.server.control.logins import Logins
 from cotenant.server.control.logs import Logs
 from cotenant.server.control.operate import Operate
 from cotenant.server.control.stopping import Confirmations
@@ -28,10 +29,11 @@ class Control:
         self.logs = Logs(context, self.auth)
         self.jobs = Jobs(context, self.views, self.leases, self.logs)
         self.tokens = Tokens(context, self.auth)
+        self.logins = Logins(context, self.auth)
         self.confirmations = Confirmations(context)
         self.waits = Waits(context)
         self.hosts = Hosts(context, self.holds, self.jobs)
-        self.operate = Operate(context, self.views, self.leases, self.jobs, self.hosts, self.tokens)
+        self.operate = Operate(context, self.views, self.leases, self.jobs, self.hosts, self.tokens, self.logins)
 
     @property
     def changes(self) -> Changes:

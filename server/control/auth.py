@@ -19,6 +19,7 @@ class Auth:
         self._context = context
         self._tokens: dict[str, tuple[Caller, int | None]] = {}  # hash -> (caller, expires_at_ms)
         self._by_door: dict[tuple[str, str], Caller] = {}
+        self._by_id: dict[str, str] = {}  # token id -> hash
         self._owners = 0
         self._flushed: dict[str, int] = {}
 
@@ -33,11 +34,23 @@ class Auth:
             for row in rows
             if row["revoked_at_ms"] is None
         }
+        self._by_id = {caller.token_id: digest for digest, (caller, _) in self._tokens.items()}
         self._by_door.clear()
 
     def caller_of(self, token: str, *, door: str) -> Caller | None:
         """The caller that `token` names, or None when it is unknown, revoked or expired."""
-        digest = secret_hash(token)
+        return self._living(secret_hash(token), door)
+
+    def caller_by_id(self, token_id: str, *, door: str) -> Caller | None:
+        """The same for the row of a token, where the secret itself is not at hand."""
+        return self._living(self._by_id.get(token_id, ""), door)
+
+    def expires_at_ms(self, token_id: str) -> int | None:
+        """When a living token ends by itself; None: never."""
+        found = self._tokens.get(self._by_id.get(token_id, ""))
+        return None if found is None else found[1]
+
+    def _living(self, digest: str, door: str) -> Caller | None:
         found = self._tokens.get(digest)
         if found is None or (found[1] is not None and found[1] <= self._context.now()):
             return None

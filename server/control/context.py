@@ -45,6 +45,10 @@ async def _logged(work: Coroutine[Any, Any, object]) -> None:
         log.exception("background work failed")
 
 
+#: The address of everything at one look.
+OVERVIEW: Final = "cotenant://overview"
+
+
 class Changes:
     """Tells who listens which resource addresses changed, after each commit and observation."""
 
@@ -57,6 +61,9 @@ class Changes:
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     def publish(self, addresses: frozenset[str]) -> None:
+        # The whole has changed where any part of it has; what a job prints is no part of it.
+        if OVERVIEW not in addresses and any(not address.endswith("/log") for address in addresses):
+            addresses |= {OVERVIEW}
         for listener in tuple(self._listeners):
             listener(addresses)
 

@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from cotenant.server.clock import iso
 from cotenant.server.control.context import Context, said
 from cotenant.server.control.holds import free_slots
 from cotenant.server.control.hosts import Hosts
 from cotenant.server.control.jobs import Jobs
 from cotenant.server.control.leases import Leases
+from cotenant.server.control.logins import Logins
 from cotenant.server.control.outcomes import settle
 from cotenant.server.control.stopping import order_stop
 from cotenant.server.control.tokens import Tokens
@@ -29,7 +31,7 @@ class Operate:
     """The door for people's acts; tokens of agents are refused whatever their scopes."""
 
     def __init__(
-        self, context: Context, views: Views, leases_: Leases, jobs_: Jobs, hosts: Hosts, tokens: Tokens
+        self, context: Context, views: Views, leases_: Leases, jobs_: Jobs, hosts: Hosts, tokens: Tokens, logins: Logins
     ) -> None:
         self._context = context
         self._views = views
@@ -37,6 +39,7 @@ class Operate:
         self._jobs = jobs_
         self._hosts = hosts
         self._tokens = tokens
+        self._logins = logins
         self.verbs: dict[str, tuple[str, Verb]] = {
             "token.create": ("admin", self._token_create),
             "token.list": ("admin", self._token_list),
@@ -49,6 +52,7 @@ class Operate:
             "job.abandon": ("operate", self._job_abandon),
             "slot.clear": ("operate", self._slot_clear),
             "host.take-over": ("admin", self._host_take_over),
+            "login.link": ("read", self._login_link),
         }
 
     async def __call__(self, caller: Caller, verb: str, args: dict[str, Any], reason: str) -> dict[str, Any]:
@@ -115,6 +119,12 @@ class Operate:
         _only(args, {"token", "all"})
         every = _flag(args, "all") if args.get("all") is not None else False
         return await self._tokens.revoke(caller, _text(args, "token"), reason, every=every)
+
+    async def _login_link(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        _only(args, set())
+        code, expires = await self._logins.link(caller, reason)
+        left = (expires - self._context.now()) // 1000
+        return {"path": f"/login/{code}", "expires_at": iso(expires), "expires_in_s": left}
 
     async def _lease_evict(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
         _only(args, {"lease_id"})

@@ -373,15 +373,15 @@ def at_session_end(ctx: Context, callback: Callable[[], None]) -> None:
 
 
 def watch_requests(
-    allowed_hosts: list[str], allowed_origins: list[str]
+    allowed_hosts: list[str], allowed_origins: list[str], *, json_only: bool = True
 ) -> Callable[[Request], Awaitable[Response | None]]:
-    """The SDK's checks of Host, Origin and content type, for doors that it does not serve: a refusal, or None."""
+    """The SDK's checks of Host, Origin and (`json_only`) content type, for doors that it does not serve: a refusal, or None."""
     check = TransportSecurityMiddleware(
         TransportSecuritySettings(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
     )
 
     async def refuse(request: Request) -> Response | None:
-        return await check.validate_request(request, is_post=request.method == "POST")
+        return await check.validate_request(request, is_post=json_only and request.method == "POST")
 
     return refuse
 

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "agents": ("fleet", "who is on line and holds what"),
     "slot": ("slot", "clear a card that stays occupied"),
     "events": ("events", "what happened; -f follows"),
+    "login-link": ("login", "a link that logs you in to the page, once"),
     "token": ("tokens", "create, list and revoke tokens"),
     "doctor": ("doctor", "check this machine, the database and the server"),
 }

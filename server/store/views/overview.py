@@ -1,0 +1,186 @@
+"""Everything at one look: what the page and `cotenant top` show, read in a fixed number of queries."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from typing import Any, Final
+
+from cotenant.server.clock import iso, iso_or_none
+from cotenant.server.deciding.world import Ask, World
+from cotenant.server.model import overview as o
+from cotenant.server.model.answers import GpuAnswer, PoolQuota
+from cotenant.server.model.caller import Caller
+from cotenant.server.model.text import clean, mask
+from cotenant.server.store.views.base import JUST_QUEUED, PRIORITY_NAMES, blocker_answer, left_s, slot_answer
+from cotenant.server.store.views.events import EventViews
+from cotenant.server.store.views.fleet import FleetViews
+from cotenant.server.store.views.quota import QuotaViews
+
+#: Rows of each list; a page longer than this is not read at one look.
+MOST_ROWS: Final = 50
+MOST_EVENTS: Final = 20
+ENDED_WITHIN_MS: Final = 24 * 3600 * 1000
+
+_WORKING_JOBS = """
+SELECT j.*, t.host, t.lease_id, t.started_at_ms AS begun_at_ms, t.state AS attempt_state
+FROM job j LEFT JOIN attempt t ON t.job_id = j.id AND t.epoch = j.epoch
+WHERE j.state IN ('provisioning', 'deploying', 'running', 'suspended', 'stopping', 'lost')
+ORDER BY coalesce(j.started_at_ms, j.queued_at_ms) DESC, j.id DESC
+"""
+_DIRECT_LEASES = """
+SELECT * FROM lease WHERE kind = 'direct' AND state IN ('leased', 'running') ORDER BY granted_at_ms DESC, id DESC
+"""
+_ENDED = """
+SELECT state, failure_class, caller, owner, pool, count(*) AS jobs FROM job WHERE ended_at_ms >= ?
+GROUP BY state, failure_class, caller, owner, pool
+"""
+
+
+class OverviewViews(QuotaViews, FleetViews, EventViews):
+    """The read of the whole."""
+
+    async def overview(self, caller: Caller) -> o.Overview:
+        """What there is, who has it, who waits and why, what ended and what happened."""
+        now: int = self._c.now()
+        since = now - ENDED_WITHIN_MS
+
+        def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], ...]:
+            waiting = "SELECT id, name, state FROM job WHERE state IN ('queued', 'held', 'preempted')"
+            slots = "SELECT * FROM lease_slot WHERE use <> 'freed' ORDER BY host, idx, uuid, share"
+            queries: tuple[tuple[str, tuple[Any, ...]], ...] = (
+                (_WORKING_JOBS, ()), (_DIRECT_LEASES, ()), (slots, ()), (waiting, ()), (_ENDED, (since,)),
+            )  # fmt: skip
+            return tuple(c.execute(sql, values).fetchall() for sql, values in queries)
+
+        quota = await self.quota_status(caller)
+        cards = await self.list_gpus(caller)
+        hosts = (await self.list_hosts(caller)).hosts
+        events = (await self.list_events(caller, limit=MOST_EVENTS)).events
+        jobs, leases, slot_rows, waiting, ended = await self._c.db.read(read)
+
+        slots: dict[str, list[sqlite3.Row]] = {}
+        for row in slot_rows:
+            slots.setdefault(row["lease_id"], []).append(row)
+        working = [self._job_works(row, slots.get(row["lease_id"], []), now) for row in jobs]
+        working += [self._lease_works(row, slots.get(row["id"], []), now) for row in leases]
+        # After its last await this reads memory only: what waits is as of one moment.
+        world: World = self._c.keeper.world()
+        named = {row["id"]: row for row in waiting}
+        asks = [ask for ask in world.asks if ask.kind == "claim" or ask.id in named]
+        order = sorted(asks, key=lambda a: (a.pool, -a.priority, not a.resumed, a.queued_at_ms, a.id))
+        return o.Overview(
+            at=iso(now),
+            me=quota.me,
+            pools=[
+                self._pool_now(pool, cards.gpus, {h.host for h in hosts if h.link == "up"}, world)
+                for pool in quota.pools
+            ],
+            gpus=cards.gpus,
+            gpus_free=cards.free,
+            gpus_total=cards.total,
+            hosts=hosts,
+            working=working[:MOST_ROWS],
+            working_total=len(working),
+            waiting=[self._waiter(ask, named.get(ask.id), now) for ask in order[:MOST_ROWS]],
+            waiting_total=len(order),
+            ended=self._ended(caller, ended, since),
+            events=list(reversed(events)),
+        )
+
+    def _pool_now(self, quota: PoolQuota, gpus: list[GpuAnswer], up: set[str], world: World) -> o.PoolNow:
+        mine = [gpu for gpu in gpus if gpu.pool == quota.pool]
+        return o.PoolNow(
+            pool=quota.pool,
+            cards=len(mine),
+            free=sum(1 for gpu in mine if gpu.state == "free"),
+            known=all(gpu.host in up for gpu in mine),
+            cap=quota.cap,
+            used=quota.used,
+            reserved=quota.reserved,
+            running=sum(1 for holding in world.holdings if holding.pool == quota.pool),
+            waiting=quota.waiting,
+            paused=quota.paused,
+            near_cap=quota.near_cap,
+            simulated=quota.simulated,
+        )
+
+    def _job_works(self, row: sqlite3.Row, slots: list[sqlite3.Row], now: int) -> o.Work:
+        begun = row["begun_at_ms"]
+        until = None if begun is None else begun + row["hours_ms"]
+        return o.Work(
+            id=row["id"],
+            kind="job",
+            state=row["state"],
+            name=mask(clean(row["name"], 200)),
+            holder=row["caller"],
+            owner=row["owner"],
+            pool=row["pool"],
+            priority=PRIORITY_NAMES.get(row["priority"], str(row["priority"])),
+            gpus=len({slot["uuid"] for slot in slots} - {"cpu"}),
+            host=row["host"],
+            slots=[slot_answer(slot) for slot in slots],
+            since=iso_or_none(begun),
+            for_s=None if begun is None else max(0, (now - begun) // 1000),
+            until=iso_or_none(until),
+            left_s=left_s(until, now),
+            draining=False,
+            simulated=any(self._simulated(slot["uuid"]) for slot in slots),
+        )
+
+    def _lease_works(self, row: sqlite3.Row, slots: list[sqlite3.Row], now: int) -> o.Work:
+        until = min(row["hard_end_at_ms"], row["expires_at_ms"] or row["hard_end_at_ms"])
+        return o.Work(
+            id=row["id"],
+            kind="lease",
+            state=row["state"],
+            name=mask(clean(row["purpose"], 200)),
+            holder=row["caller"],
+            owner=row["owner"],
+            pool=row["pool"],
+            priority=PRIORITY_NAMES.get(row["priority"], str(row["priority"])),
+            gpus=row["gpus"],
+            host=row["host"],
+            slots=[slot_answer(slot) for slot in slots],
+            since=iso_or_none(row["granted_at_ms"]),
+            for_s=max(0, (now - row["granted_at_ms"]) // 1000),
+            until=iso(until),
+            left_s=left_s(until, now),
+            draining=bool(row["draining"]),
+            simulated=any(self._simulated(slot["uuid"]) for slot in slots),
+        )
+
+    def _waiter(self, ask: Ask, row: sqlite3.Row | None, now: int) -> o.Waiter:
+        why = self._c.keeper.waiting.blockers(ask.id) or (JUST_QUEUED,)
+        return o.Waiter(
+            id=ask.id,
+            kind=ask.kind,
+            state=row["state"] if row is not None else "queued",
+            name=mask(clean(row["name"], 200)) if row is not None else "",
+            holder=ask.agent,
+            owner=ask.owner,
+            pool=ask.pool,
+            priority=PRIORITY_NAMES.get(ask.priority, str(ask.priority)),
+            gpus=ask.needs.gpus_min,
+            since=iso(ask.queued_at_ms),
+            waiting_s=max(0, (now - ask.queued_at_ms) // 1000),
+            blocker=blocker_answer(why[0]),
+        )
+
+    def _ended(self, caller: Caller, rows: list[sqlite3.Row], since: int) -> o.Ended:
+        by_state: Counter[str] = Counter()
+        by_class: Counter[str | None] = Counter()
+        for row in rows:
+            by_state[row["state"]] += row["jobs"]
+            if row["state"] == "failed":
+                # why another owner's job failed is a verdict: for those who may look inside
+                inside = self._eyes.sees_inside(caller, owner=row["owner"], name=row["caller"], pool=row["pool"])
+                by_class[row["failure_class"] if inside else None] += row["jobs"]
+        failures = sorted(by_class.items(), key=lambda item: (-item[1], item[0] or "~"))
+        return o.Ended(
+            since=iso(since),
+            succeeded=by_state["succeeded"],
+            failed=by_state["failed"],
+            cancelled=by_state["cancelled"],
+            failures=[o.FailureCount(name, count) for name, count in failures],
+        )

@@ -28,10 +28,20 @@ class LiveHost:
     needs_floor: bool = False  # it lost its memory, and what it ran before may still be there: nothing starts on it
 
 
+@dataclass(frozen=True)
+class Seen:
+    """When a caller was last here, and what its program says of itself: other people's words."""
+
+    at_ms: int
+    client: str | None = None  # program and version
+    host: str | None = None  # the machine where the agent sits
+    cwd: str | None = None  # the directory where it works
+
+
 @dataclass
 class Live:
     """Owned by the composition root; written by `control.hosts` and `control.auth` only."""
 
     hosts: dict[str, LiveHost] = field(default_factory=dict)
     cards: dict[str, LiveCard] = field(default_factory=dict)
-    seen: dict[str, tuple[int, str | None]] = field(default_factory=dict)  # caller -> (at_ms, client)
+    seen: dict[str, Seen] = field(default_factory=dict)  # by caller

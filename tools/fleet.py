@@ -62,6 +62,7 @@ async def list_agents(call: Call) -> AgentList:
     """See who shares the machines with you, agents and people: on line or not, and how much each holds and waits for.
 
     online means seen within two minutes. Use it to learn whose work is beside yours, who to agree with, or which name
-    to give hand_over. Which cards exactly somebody holds is in list_leases(holder).
+    to give hand_over. client, host and cwd say where each works, in its own words; null where it did not say or you may
+    not see it. Which cards exactly somebody holds is in list_leases(holder).
     """
     return await call.control.views.list_agents(call.caller)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cotenant.server.control.context import Context
+from cotenant.server.live import Seen
 from cotenant.server.model.caller import Caller, Visibility, may_operate, may_see_inside
 from cotenant.server.store import callers
 from cotenant.server.store.requests import secret_hash
@@ -64,27 +65,34 @@ class Auth:
         now = self._context.now()
         return any(c.token_id == caller.token_id and (end is None or end > now) for c, end in self._tokens.values())
 
-    def seen(self, caller: Caller, client: str | None) -> None:
-        """Remember that the caller was here."""
+    def seen(self, caller: Caller, client: str | None, host: str | None = None, cwd: str | None = None) -> None:
+        """Remember that the caller was here, with which program, and where it says that it sits.
+
+        The place is kept in memory only, and forgotten when another program comes under the same name.
+        """
         known = self._context.live.seen.get(caller.name)
-        self._context.live.seen[caller.name] = (self._context.now(), client or (known[1] if known else None))
+        if known is not None:
+            if host is None and (client is None or client == known.client):
+                host, cwd = known.host, known.cwd
+            client = client or known.client
+        self._context.live.seen[caller.name] = Seen(self._context.now(), client, host, cwd)
 
     async def flush_seen(self) -> None:
         """Write down who was here since the last time, at most once a minute each."""
         due = {
-            name: (at, client)
-            for name, (at, client) in self._context.live.seen.items()
-            if at - self._flushed.get(name, 0) >= _SEEN_EVERY_MS
+            name: seen
+            for name, seen in self._context.live.seen.items()
+            if seen.at_ms - self._flushed.get(name, 0) >= _SEEN_EVERY_MS
         }
         if not due:
             return
-        rows = [(at, client, name) for name, (at, client) in due.items()]
+        rows = [(seen.at_ms, seen.client, name) for name, seen in due.items()]
         await self._context.db.write(
             lambda tx: tx.connection.executemany(
                 "UPDATE caller SET last_seen_at_ms = ?, client = coalesce(?, client) WHERE name = ?", rows
             )
         )
-        self._flushed.update({name: at for name, (at, _) in due.items()})
+        self._flushed.update({name: seen.at_ms for name, seen in due.items()})
 
     def visibility(self, pool: str) -> Visibility:
         """Who may look inside the work of a pool; by default everybody, while there is one owner."""

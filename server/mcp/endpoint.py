@@ -135,7 +135,7 @@ class McpEndpoint:
             hint = f" Did you mean {near[0]}?" if near else " See tools/list."
             raise sdk.error(wire.INVALID_PARAMS, f"Unknown tool {text.quoted(params.name, 64)}.{hint}")
         caller = sdk.caller_of(ctx)
-        self._control.auth.seen(caller, sdk.client_of(ctx))
+        self._control.auth.seen(caller, sdk.client_of(ctx), *sdk.place_of(ctx))
         call = Call(caller, self._control, sdk.HttpPeer(ctx, params), self._stopping)
         if tool.read_only:
             return await self._do(tool, call, params.arguments or {})

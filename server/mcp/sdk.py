@@ -16,6 +16,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import mcp_types as wire
 from mcp.server import context as sdk_context
@@ -206,6 +207,13 @@ def client_of(ctx: Context) -> str | None:
     if params is None:
         return None
     return text.clean(f"{params.client_info.name} {params.client_info.version}", 80) or None
+
+
+def place_of(ctx: Context) -> tuple[str | None, str | None]:
+    """(machine, directory) where the agent sits, as the bridge (`cotenant mcp-stdio`) tells it; None where nothing does."""
+    headers = _request(ctx).headers
+    host, cwd = (headers.get(f"cotenant-agent-{name}", "")[:4096] for name in ("host", "cwd"))
+    return text.clean(unquote(host), 64) or None, text.clean(unquote(cwd), 240) or None
 
 
 def modern(ctx: Context) -> bool:

@@ -242,7 +242,9 @@ class AgentAnswer:
     online: bool  # seen within two minutes
     last_seen_at: str | None
     age_s: int | None
-    client: str | None
+    client: str | None  # program and version, in its own words
+    host: str | None  # the machine where it sits, as it says; of those that come through `cotenant mcp-stdio`
+    cwd: str | None  # the directory where it works, as it says; null where you may not see inside its work
     leases: int
     gpus: int
     running_jobs: int

@@ -32,6 +32,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("events", "what happened; -f follows"),
     "login-link": ("login", "a link that logs you in to the page, once"),
     "token": ("tokens", "create, list and revoke tokens"),
+    "mcp-config": (
+        "mcp_config",
+        "what to paste into a client, or --write it: claude-code, codex, cursor, vscode, generic",
+    ),
+    "mcp-stdio": ("mcp_stdio", "MCP on standard input and output, for clients that start programs"),
     "doctor": ("doctor", "check this machine, the database and the server"),
 }
 

@@ -7,6 +7,7 @@ import sqlite3
 from cotenant.server.clock import iso_or_none
 from cotenant.server.deciding.world import World
 from cotenant.server.errors import BadRequest
+from cotenant.server.live import Seen
 from cotenant.server.model import answers as a
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.text import clean, mask
@@ -206,7 +207,10 @@ class FleetViews(View):
         now = self._c.now()
         out = []
         for row in callers:
-            at, client = self._c.live.seen.get(row["name"], (row["last_seen_at_ms"], row["client"]))
+            seen = self._c.live.seen.get(row["name"]) or Seen(row["last_seen_at_ms"], row["client"])
+            at = seen.at_ms
+            # Where somebody works is a path, and no pool's: the rule for all that no pool has set otherwise.
+            inside = self._eyes.sees_inside(caller, owner=row["owner"], name=row["name"], pool="")
             held = [h for h in world.holdings if h.agent == row["name"]]
             out.append(
                 a.AgentAnswer(
@@ -216,7 +220,9 @@ class FleetViews(View):
                     online=at is not None and now - at < _ONLINE_MS,
                     last_seen_at=iso_or_none(at),
                     age_s=None if at is None else max(0, (now - at) // 1000),
-                    client=clean(client, 80) if client else None,
+                    client=mask(clean(seen.client, 80)) if seen.client else None,
+                    host=mask(clean(seen.host, 64)) if seen.host else None,
+                    cwd=mask(clean(seen.cwd, 240)) if seen.cwd and inside else None,
                     leases=sum(1 for h in held if h.kind == "direct"),
                     gpus=cards_up(sum(units_of(world, h.slots, self._c) for h in held)),
                     running_jobs=sum(1 for h in held if h.kind == "job"),

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import queue
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from typing import Any
 
 import pytest
 from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
@@ -152,6 +155,116 @@ class Server:
             async with Client(transport, mode=mode, **options) as client:
                 yield Agent(client)
 
+    def bridge_argv(self, token_file: Path, *more: str) -> list[str]:
+        """`cotenant mcp-stdio` to this server."""
+        command = [sys.executable, "-P", "-m", "cotenant.ui.cli", "mcp-stdio", "--url", self.url]
+        return [*command, "--token-file", str(token_file), *more]
+
+    @contextlib.asynccontextmanager
+    async def bridged(
+        self, token_file: Path, mode: str = "auto", *more: str, cwd: Path | None = None, **options: Any
+    ) -> AsyncIterator[Agent]:
+        """The SDK's client as one agent, through `cotenant mcp-stdio`. What the bridge says goes to bridge.err."""
+        command, *args = self.bridge_argv(token_file, *more)
+        with open(token_file.parent / "bridge.err", "a") as errors:
+            transport = stdio_client(StdioServerParameters(command=command, args=args, cwd=cwd), errlog=errors)
+            async with Client(transport, mode=mode, **options) as client:
+                yield Agent(client)
+        assert "Traceback" not in (token_file.parent / "bridge.err").read_text()
+
+
+class Bridge:
+    """`cotenant mcp-stdio` by its frames. Use it as a context manager; at its end it must end by itself."""
+
+    def __init__(self, argv: list[str], **env: str) -> None:
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={key: value for key, value in os.environ.items() if not key.startswith("COTENANT_")} | env,
+        )
+        self.frames: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.others: list[dict[str, Any]] = []
+        self.errors = b""
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._hear)]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.frames.put(json.loads(line))
+        self.frames.put(None)
+
+    def _hear(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.errors += line
+
+    def send(self, frame: Any) -> None:
+        """One frame as it is (bytes), or as JSON."""
+        assert self.process.stdin is not None
+        data = frame if isinstance(frame, bytes) else json.dumps(frame).encode()
+        self.process.stdin.write(data + b"\n")
+        self.process.stdin.flush()
+
+    def next(self, within_s: float = 20.0) -> dict[str, Any]:
+        """The next frame that comes out."""
+        frame = self.frames.get(timeout=within_s)
+        assert frame is not None, f"the bridge has ended: {self.errors!r}"
+        return frame
+
+    def answer(self, ident: Any, within_s: float = 20.0) -> dict[str, Any]:
+        """The answer to a request; what else comes out before it goes to `others`."""
+        end = time.monotonic() + within_s
+        while True:
+            frame = self.next(max(0.01, end - time.monotonic()))
+            if "method" not in frame and frame.get("id") == ident:
+                return frame
+            self.others.append(frame)
+
+    def ask(self, ident: Any, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A request of 2026-07-28, and its answer."""
+        self.send(modern(ident, method, params))
+        return self.answer(ident)
+
+    def close(self, within_s: float = 10.0) -> int:
+        """Close its input; its exit code."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        code = self.process.wait(within_s)
+        for thread in self._threads:
+            thread.join(within_s)
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+        return code
+
+    def __enter__(self) -> Bridge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self.process.returncode is None:
+                assert self.close() == 0, self.errors
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait(5)
+        assert b"Traceback" not in self.errors, self.errors.decode()
+
+
+def modern(ident: Any, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A request of 2026-07-28."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+        "io.modelcontextprotocol/clientInfo": {"name": "frames", "version": "1"},
+    }
+    return {"jsonrpc": "2.0", "id": ident, "method": method, "params": {"_meta": meta, **(params or {})}}
+
 
 class Agent:
     """A client, and short words for what tests do with it."""
@@ -220,6 +333,45 @@ def make_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield make
     for item in made:
         item.stop()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that a server may have twice, one after the other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a token into a file of one's own."""
+
+    def write(token: str) -> Path:
+        path = tmp_path / "token"
+        path.touch(0o600)
+        path.write_text(token)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def bridge(server: Server, tokens: dict[str, str], token_file: Callable[[str], Path]) -> Iterator[Bridge]:
+    """alice's bridge to the shared server, by its frames."""
+    with Bridge(server.bridge_argv(token_file(tokens["alice"]))) as made:
+        yield made
+
+
+@pytest.fixture(name="Bridge")
+def _bridge_class() -> type[Bridge]:
+    return Bridge
+
+
+@pytest.fixture(name="modern")
+def _modern() -> Callable[..., dict[str, Any]]:
+    return modern
 
 
 @pytest.fixture(scope="package")

@@ -34,7 +34,7 @@ class Broken:
 
     def __init__(self) -> None:
         self.changes = Changes()
-        self.auth = SimpleNamespace(caller_of=lambda token, door: ALICE, seen=lambda caller, client: None)
+        self.auth = SimpleNamespace(caller_of=lambda token, door: ALICE, seen=lambda *_: None)
 
     def __getattr__(self, name: str) -> Any:
         return _Bug()

@@ -96,9 +96,9 @@ class Plan:
 
     def hints(self) -> list[str]:
         """What the person has to know or do beside the paste; one sentence or two each."""
-        told = []
-        if self.url_from:
-            told.append(self.url_from)
+        told = [self.url_from] if self.url_from else []
+        if self.known.name == "generic" and self.variable is not None:
+            told.append("Not every client replaces ${…} by a variable's value; where yours does not, use --stdio.")
         if self.token_file is not None:
             if not os.path.exists(self.token_file):
                 told.append(

@@ -91,6 +91,8 @@ def _put(text: str, path: list[str], value: Any) -> str:
             return f"{text[: start + 1]}{inner}\n{unit * depth}{text[end:]}"
         _, begin, after = found
         if depth == len(path) - 1:
+            if json.loads(text[begin:after]) == value:
+                return text
             return text[:begin] + _shown(value, unit, depth + 1) + text[after:]
         if text[begin] != "{":
             raise Unreadable(f"Its {key} is no object.")

@@ -247,6 +247,25 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
 
+@pytest.fixture(name="Frames")
+def _frames() -> Callable[[list[str]], Any]:
+    """The answer of quota_status through a program that speaks MCP on standard input and output."""
+
+    def ask(argv: list[str]) -> Any:
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": {},
+        }
+        params = {"name": "quota_status", "arguments": {}, "_meta": meta}
+        frame = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+        done = subprocess.run(
+            argv, input=frame + "\n", capture_output=True, text=True, timeout=60, check=True, env=clean_env()
+        )
+        return json.loads(done.stdout)["result"]["structuredContent"]
+
+    return ask
+
+
 @pytest.fixture
 def terminal(live: Server) -> Callable[..., Terminal]:
     return lambda *words: Terminal(live, *words)

@@ -117,24 +117,24 @@ class Session:
 
     async def _keep(self, *, renew: bool = False) -> None:
         """Hold the stream open for as long as the session lives, and the session for as long as the client does."""
-        tries, gap, renewed = 0, False, False
+        tries, gap, new = 0, False, True  # new: opened just now, so the server must know it
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
                 if renew:
                     await self._renew()
-                    renew, renewed, gap = False, True, True
+                    renew, new, gap = False, True, True
                 refused = False
                 async with self._upstream.request("GET", self.headers()) as answer:
                     if answer.status == 200:
                         if gap:
                             await self._tell_all()
-                        renewed = False
+                        new = False
                         self.ready.set()
                         async for data, message in messages(answer):
                             await self._forward(data, message, self.number)
-                    elif answer.status in (404, 405) and not renewed:
+                    elif answer.status in (404, 405) and not new:
                         await answer.body()
                         renew = True
                         continue
@@ -145,7 +145,7 @@ class Session:
             except _TokenRefused:
                 refused = True
             except (NoServer, Torn):
-                refused = False
+                refused = new = False  # whoever answers next may be another server
             gap = True
             if refused:
                 self.ready.set()  # so that the next call is sent, refused, and says why

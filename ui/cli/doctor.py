@@ -1,4 +1,7 @@
-"""`cotenant doctor`: is this machine fit, do the invariants hold in the database, does the server answer."""
+"""`cotenant doctor`: is this machine fit, do the invariants hold in the database, does the server answer.
+
+With --mcp it plays a client instead: see doctor_mcp.py.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,20 @@ class Check:
 
 
 def configure(parser: Parser, _: str) -> None:
-    parser.command(act, example="cotenant doctor --data /srv/cotenant")
+    command = parser.command(act, example="cotenant doctor --data /srv/cotenant")
+    command.add_argument(
+        "--mcp", action="store_true", help="play a client against the running server, and nothing else"
+    )
 
 
 def act(args: argparse.Namespace) -> int:
     data = place.data_dir(args.data)
-    checks = [*_python(), *_directory(data), *_driver(), *_server(args, data), *_database(data)]
+    if args.mcp:
+        from cotenant.ui.cli.doctor_mcp import play
+
+        checks = list(play(args))
+    else:
+        checks = [*_python(), *_directory(data), *_driver(), *_server(args, data), *_database(data)]
     bad = [check for check in checks if check.ok is False]
     if args.json:
         listed = [{name: getattr(check, name) for name in ("check", "ok", "message", "hint")} for check in checks]

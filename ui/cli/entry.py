@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "token": ("tokens", "create, list and revoke tokens"),
     "mcp-config": (
         "mcp_config",
-        "what to paste into a client, or --write it: claude-code, codex, cursor, vscode, generic",
+        "what an agent's client needs to find the server; --write puts it there",
     ),
     "mcp-stdio": ("mcp_stdio", "MCP on standard input and output, for clients that start programs"),
     "doctor": ("doctor", "check this machine, the database and the server"),
@@ -64,7 +64,7 @@ example:
 
 def overview() -> str:
     """The help of `cotenant` itself."""
-    return _HEAD + "".join(f"  {name:<10} {what}\n" for name, (_, what) in COMMANDS.items()) + _TAIL
+    return _HEAD + "".join(f"  {name:<11} {what}\n" for name, (_, what) in COMMANDS.items()) + _TAIL
 
 
 def run(argv: list[str]) -> int:

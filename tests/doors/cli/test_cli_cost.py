@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import resource
 import statistics
@@ -86,3 +87,36 @@ def test_help_and_status_cost_at_most_five_bare_pythons(live: Any) -> None:
     ratios = {name: statistics.median(one[name] for one in rounds) / bare for name in ("help", "status")}
     assert ratios["help"] <= 5, ratios
     assert ratios["status"] <= 5, ratios
+
+
+def test_the_bridge_imports_only_the_standard_library(live: Any, tmp_path: Any) -> None:
+    """Every agent of every user runs one: it must start quickly and stay small."""
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(live.token("light", "lara"))
+    code = (
+        "import sys; from cotenant.ui.cli import main; code = main(sys.argv[1:]);"
+        "print('LOADED', sorted(name for name in sys.modules if '.' not in name or name.startswith('cotenant.')), file=sys.stderr)"
+    )
+    words = ["mcp-stdio", "--url", live.url, "--token-file", str(token)]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *words],
+        input='{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},'
+        '"clientInfo":{"name":"x","version":"1"}}}\n',
+        env=live.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert '"serverInfo"' in done.stdout
+    loaded = set(ast.literal_eval(done.stderr.partition("LOADED ")[2]))
+    foreign = {name for name in loaded if "." not in name} - sys.stdlib_module_names
+    assert not foreign - {"cotenant", "__main__", "sitecustomize", "usercustomize"} - site_modules()
+    assert not [name for name in loaded if name.startswith(("cotenant.server", "cotenant.tools", "cotenant.hostd"))]
+
+
+def site_modules() -> set[str]:
+    """What the interpreter's own start loads here, before any line of ours."""
+    words = [sys.executable, "-P", "-c", "import sys; print(sorted(sys.modules))"]
+    return set(ast.literal_eval(subprocess.run(words, capture_output=True, text=True, check=True).stdout))

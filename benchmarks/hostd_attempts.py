@@ -116,13 +116,11 @@ class Driven:
 
     def shims(self) -> int:
         """How many shims there ever were; CPU of those that have ended is not counted."""
-        found = set()
-        for path in (self.dir / "state" / "attempts").glob("*.record"):
-            for line in path.read_text().splitlines():
-                said = json.loads(line)
-                if "pid" in said:
-                    found.add(said["pid"][2])
-        return len(found)
+        texts = [path.read_text() for path in (self.dir / "state" / "attempts").glob("*.record")]
+        with contextlib.suppress(FileNotFoundError):
+            texts += [json.loads(line)["record"] for line in (self.dir / "state" / "forgotten").read_text().splitlines()]
+        said = [json.loads(line) for text in texts for line in text.splitlines() if line]
+        return len({line["pid"][2] for line in said if "pid" in line})
 
     def __enter__(self) -> Driven:
         return self

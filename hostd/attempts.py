@@ -50,6 +50,7 @@ KEEP_FORGOTTEN_S = 14 * 86_400.0
 REMEMBER_FORGOTTEN = 4096
 #: How many forgotten attempts' files are removed in one go: 0.1 ms each, while nothing else is answered.
 SWEEP_AT_ONCE = 64
+_SORTED = json.JSONEncoder(sort_keys=True)
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -67,7 +68,8 @@ def check_id(attempt_id: Any) -> str:
 
 def plain(spec: StartSpec) -> str:
     """The spec as canonical JSON, without its secrets: what is kept, and what must be equal when the id comes again."""
-    return json.dumps(to_wire(dataclasses.replace(spec, secret_env={})), sort_keys=True)
+    without = dataclasses.replace(spec, secret_env={}) if spec.secret_env else spec
+    return _SORTED.encode(to_wire(without))
 
 
 class Attempt:
@@ -354,7 +356,7 @@ class Attempts:
         for base in sorted(bases):
             attempt = self._load_one(base)
             if attempt is None:
-                if len(self._ready) < READY_MAX and _is_silent(base) and _size(base + ".record") == 0:
+                if len(self._ready) < READY_MAX and _is_silent(base) and _size(base + ".record") <= 1:
                     self._ready.append(base)
                 else:
                     _remove(base)  # its first line was never written whole: nothing was accepted
@@ -376,7 +378,7 @@ class Attempts:
     @staticmethod
     def _parse(base: str, record: bytes) -> Optional[Attempt]:
         try:
-            stored = json.loads(record.partition(b"\n")[0])
+            stored = json.loads(record.lstrip(b"\n").partition(b"\n")[0])
             spec = from_wire(StartSpec, stored["spec"])
         except (ValueError, KeyError, ProtocolError):
             return None
@@ -423,7 +425,7 @@ class Attempts:
             _remove(base)
             return
         with contextlib.suppress(OSError):
-            os.truncate(base + ".record", 0)
+            _blank(base + ".record")
             self._ready.append(base)
 
     def find_forgotten(self, attempt_id: str) -> Optional[Attempt]:
@@ -466,6 +468,16 @@ class Attempts:
     def close(self) -> None:
         """Let go of the archive. What was made ahead serves the next hostd."""
         self._archive.close()
+
+
+def _blank(path: str) -> None:
+    """Leave an empty line of a record, not an empty file: ext4 takes that for a replacement and writes it out at close."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, b"\n", 0)
+        os.ftruncate(fd, 1)
+    finally:
+        os.close(fd)
 
 
 def _size(path: str) -> int:

@@ -28,27 +28,57 @@ TEND_S = 5.0
 FACTS_S = 15.0
 #: Seconds between two looks at whether logs grew; who follows one waits at most this long.
 LOGS_S = 0.5
+#: How soon after an answer the pace is looked at anew: something may have been leased.
+PACE_AGAIN_S = 0.05
 #: Telemetry is dropped while this much waits to be sent.
 TELEMETRY_BACKLOG_BYTES = 1024 * 1024
 
 
-class Connection:
-    """One peer on the socket."""
+class Connection(asyncio.Protocol):
+    """One peer on the socket. Not a pair of streams: those cost three times as much for each message."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
+    def __init__(self, daemon: Daemon) -> None:
         self.greeted = False
         self.superseded = False
         self.tasks: Set[asyncio.Task[None]] = set()
+        self._daemon = daemon
+        self._frames = protocol.Frames()
+        self._transport: Optional[asyncio.Transport] = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if _peer_may(transport):
+            self._daemon.connected(self)
+        else:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._frames.feed(data):
+                self._daemon.take(self, message)
+        except ProtocolError as error:
+            print(f"a connection ended: {error}", file=sys.stderr, flush=True)
+            self.close()
+
+    def connection_lost(self, error: Optional[Exception]) -> None:
+        if self._frames.torn:
+            print("a connection ended: inside a frame", file=sys.stderr, flush=True)
+        self._daemon.disconnected(self)
 
     def send(self, frame: bytes) -> None:
         """Queue a frame; a peer that is gone loses it."""
-        if not self.writer.is_closing():
-            self.writer.write(frame)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)
 
     @property
     def backlog(self) -> int:
-        return self.writer.transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def close(self) -> None:
+        """End it; nothing more is read."""
+        if self._transport is not None:
+            self._transport.close()
 
 
 class Daemon:
@@ -63,6 +93,7 @@ class Daemon:
         self._server: Optional[asyncio.AbstractServer] = None
         self._pace: Optional[asyncio.Task[None]] = None
         self._wake = asyncio.Event()
+        self._waking: Optional[asyncio.TimerHandle] = None
         self._connections: Set[Connection] = set()
         self._operations: Dict[str, Callable[[Dict[str, Any]], Awaitable[Any]]] = {}
 
@@ -87,7 +118,7 @@ class Daemon:
             os.unlink(self._path)
         before = os.umask(0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._serve, self._path)
+            self._server = await asyncio.get_running_loop().create_unix_server(lambda: Connection(self), self._path)
         except OSError as error:
             raise StateError(f"{self._path} cannot be listened on: {error}") from error
         finally:
@@ -99,10 +130,12 @@ class Daemon:
         if self._pace is not None:
             self._pace.cancel()
             await asyncio.gather(self._pace, return_exceptions=True)
+        if self._waking is not None:
+            self._waking.cancel()
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
-            connection.writer.close()
+            connection.close()
             for task in list(connection.tasks):
                 task.cancel()
         with contextlib.suppress(FileNotFoundError):
@@ -110,30 +143,19 @@ class Daemon:
 
     # ---- connections
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(writer)
-        if not _peer_may(writer):
-            writer.close()
-            return
+    def connected(self, connection: Connection) -> None:
+        """A peer that may speak is there."""
         self._connections.add(connection)
-        try:
-            while True:
-                message = await protocol.read_frame(reader)
-                if message is None:
-                    break
-                self._take(connection, message)
-        except (ProtocolError, ConnectionError) as error:
-            print(f"a connection ended: {error}", file=sys.stderr, flush=True)
-        except asyncio.CancelledError:
-            pass  # close() ends the loop; a cancelled handler would be logged as an error by asyncio
-        finally:
-            self._connections.discard(connection)
-            if self._control is connection:
-                self._control = None
-                self._outbox.disconnect()
-            writer.close()
 
-    def _take(self, connection: Connection, message: Dict[str, Any]) -> None:
+    def disconnected(self, connection: Connection) -> None:
+        """It is gone; what it asked for goes on."""
+        self._connections.discard(connection)
+        if self._control is connection:
+            self._control = None
+            self._outbox.disconnect()
+
+    def take(self, connection: Connection, message: Dict[str, Any]) -> None:
+        """One message. Raises ProtocolError when the connection is of no more use."""
         op, args, number = message.get("op"), message.get("args", {}), message.get("id")
         if op == "ack":
             seq = args.get("seq") if isinstance(args, dict) else None
@@ -179,6 +201,11 @@ class Daemon:
         connection.send(frame)
         if op == "hello" and self._control is connection:
             self._outbox.connect(connection.send)
+        if self._waking is None:  # one look at the pace for all answers of a moment
+            self._waking = asyncio.get_running_loop().call_later(PACE_AGAIN_S, self._wake_pace)
+
+    def _wake_pace(self) -> None:
+        self._waking = None
         self._wake.set()
 
     async def _hello(self, connection: Connection, hello: Hello) -> Any:
@@ -312,9 +339,9 @@ def _texts(args: Dict[str, Any], name: str) -> "list[str]":
     return value
 
 
-def _peer_may(writer: asyncio.StreamWriter) -> bool:
+def _peer_may(transport: asyncio.BaseTransport) -> bool:
     """Only our own user and root may speak; the socket's mode says so too, but a mode can be changed."""
-    peer: socket.socket = writer.get_extra_info("socket")
+    peer: socket.socket = transport.get_extra_info("socket")
     _pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return uid in (0, os.geteuid())
 

@@ -171,7 +171,7 @@ class Host:
         attempt_id = check_id(spec.attempt_id)
         if not spec.argv or not all(isinstance(word, str) and "\0" not in word for word in spec.argv):
             raise Refused("bad_request", "argv: at least one word, and no NUL in any, was expected")
-        if len(json.dumps(spec.secret_env)) > SECRETS_MAX_BYTES:
+        if spec.secret_env and len(json.dumps(spec.secret_env)) > SECRETS_MAX_BYTES:
             raise Refused("bad_request", f"the secrets together are longer than {SECRETS_MAX_BYTES} bytes as JSON")
         text = plain(spec)
         going = self._starts.get(attempt_id)

@@ -17,7 +17,7 @@ import json
 import struct
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type, TypeVar, Union
 
 #: Raised when a message changes meaning. A server accepts this version and the one before.
 PROTOCOL = 1
@@ -292,12 +292,15 @@ _Reader = Callable[[Any, str], Any]
 _READERS: Dict[type, List[Tuple[str, _Reader, bool]]] = {}
 #: Per dataclass: (field, default or MISSING).
 _DEFAULTS: Dict[type, List[Tuple[str, Any]]] = {}
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+#: Made once: json.dumps with options makes one for each call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 def to_wire(value: Any) -> Any:
     """A dataclass of this module as plain JSON values; fields at their default are left out."""
     kind = type(value)
-    if value is None or kind in (str, int, float, bool):
+    if kind in _PLAIN:
         return value
     if kind is tuple or kind is list:
         return [to_wire(item) for item in value]
@@ -312,7 +315,7 @@ def to_wire(value: Any) -> Any:
     for name, default in fields:
         item = getattr(value, name)
         if default is dataclasses.MISSING or item != default:
-            out[name] = to_wire(item)
+            out[name] = item if type(item) in _PLAIN else to_wire(item)
     return out
 
 
@@ -390,10 +393,54 @@ def encode(message: Dict[str, Any]) -> bytes:
     Raises:
         ProtocolError: the message is longer than MAX_FRAME_BYTES.
     """
-    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    body = _ENCODER.encode(message).encode("utf-8", "replace")
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Messages out of bytes that come as they like."""
+
+    def __init__(self) -> None:
+        self._unread = bytearray()
+
+    @property
+    def torn(self) -> bool:
+        """Whether part of a frame has come and the rest has not."""
+        return bool(self._unread)
+
+    def feed(self, data: bytes) -> Iterator[Dict[str, Any]]:
+        """The messages that `data` completes.
+
+        Raises:
+            ProtocolError: too long, or not a JSON object; the rest of the stream is of no use.
+        """
+        self._unread += data
+        while len(self._unread) >= _LENGTH.size:
+            end = _LENGTH.size + _length(self._unread)
+            if len(self._unread) < end:
+                return
+            body = bytes(self._unread[_LENGTH.size : end])
+            del self._unread[:end]
+            yield _message(body)
+
+
+def _length(head: Union[bytes, bytearray]) -> int:
+    length: int = _LENGTH.unpack_from(head)[0]
+    if length > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length} bytes was announced, the limit is {MAX_FRAME_BYTES}")
+    return length
+
+
+def _message(body: bytes) -> Dict[str, Any]:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a whole JSON frame: {error}") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("a frame must hold a JSON object")
+    return message
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Optional[Dict[str, Any]]:
@@ -408,16 +455,11 @@ async def read_frame(reader: asyncio.StreamReader) -> Optional[Dict[str, Any]]:
         if error.partial:
             raise ProtocolError("the connection ended inside a frame") from error
         return None
-    (length,) = _LENGTH.unpack(head)
-    if length > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {length} bytes was announced, the limit is {MAX_FRAME_BYTES}")
+    length = _length(head)
     try:
-        message = json.loads(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ValueError) as error:
+        return _message(await reader.readexactly(length))
+    except asyncio.IncompleteReadError as error:
         raise ProtocolError(f"not a whole JSON frame: {error}") from error
-    if not isinstance(message, dict):
-        raise ProtocolError("a frame must hold a JSON object")
-    return message
 
 
 def request(request_id: int, op: str, args: Any) -> bytes:

@@ -421,7 +421,7 @@ class Shim:
         fresh = os.pread(self.record, size - self.record_read, self.record_read)
         whole = fresh[: fresh.rfind(b"\n") + 1]
         self.record_read += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [json.loads(line) for line in whole.splitlines() if line]
 
     def _write(self, line: bytes) -> None:
         os.write(self.record, line + b"\n")

@@ -404,7 +404,7 @@ def _knows(home: str, attempt_id: str) -> bool:
     for name in names:
         if name.endswith(".record"):
             with contextlib.suppress(OSError), open(os.path.join(home, "attempts", name), "rb") as file:
-                if wanted in file.readline():
+                if wanted in (file.readline().strip() or file.readline()):
                     return True
     return False
 

@@ -293,7 +293,7 @@ def _operations(host: Host) -> Dict[str, Callable[[Dict[str, Any]], Awaitable[An
         "signal": lambda a: host.signal(_text(a, "attempt_id"), _number(a, "signal")),
         "probe": lambda a: host.probe(_text(a, "attempt_id")),
         "hold": lambda a: host.hold(_text(a, "lease_id"), _number(a, "fence"), slots_of(a.get("slots"))),
-        "unhold": lambda a: host.unhold(_text(a, "lease_id")),
+        "unhold": lambda a: host.unhold(_text(a, "lease_id"), None if a.get("slots") is None else slots_of(a["slots"])),
         "check": lambda a: host.check(slots_of(a.get("slots"))),
         "cards": lambda a: host.look(),
         "read_log": lambda a: host.read_log(

@@ -9,14 +9,16 @@ import asyncio
 import contextlib
 import os
 import queue
+import sys
 import threading
-from typing import Awaitable, Callable, Iterator, NamedTuple, Optional
+from typing import Awaitable, Callable, Iterator, List, NamedTuple, Optional
 
 from cotenant.hostd.protocol import Refused
 
 
 class _Item(NamedTuple):
     lines: bytes
+    instead: bool  # of all that is in the file, and not after it
     loop: asyncio.AbstractEventLoop
     written: Optional[Callable[[], None]]
     done: Callable[[Optional[OSError]], None]
@@ -27,7 +29,8 @@ class Journal:
     """A file that is only appended to, synced by a thread of its own so that many waiters share one sync."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._fd = _open_to_append(path)
         sync_directory(os.path.dirname(path))
         self._owed = b""  # lines whose writing failed, maybe half done: nothing later counts as written before they are
         self._torn = False
@@ -46,7 +49,7 @@ class Journal:
             if not done.done():
                 done.set_result(None) if error is None else done.set_exception(error)
 
-        self._queue.put(_Item(lines, done.get_loop(), None, settle, True))
+        self._queue.put(_Item(lines, False, done.get_loop(), None, settle, True))
         return done
 
     def append_then(self, lines: bytes, written: Callable[[], None], failed: Callable[[OSError], None]) -> None:
@@ -59,7 +62,16 @@ class Journal:
             if error is not None:
                 failed(error)
 
-        self._queue.put(_Item(lines, asyncio.get_running_loop(), written, done, False))
+        self._queue.put(_Item(lines, False, asyncio.get_running_loop(), written, done, False))
+
+    def replace(self, lines: bytes) -> None:
+        """Begin to write the file anew with `lines`, which say all that was appended so far. It stays as it is if that fails."""
+
+        def done(error: Optional[OSError]) -> None:
+            if error is not None:
+                print(f"{self._path} cannot be made shorter: {error}", file=sys.stderr, flush=True)
+
+        self._queue.put(_Item(lines, True, asyncio.get_running_loop(), None, done, False))
 
     def _run(self) -> None:
         while True:
@@ -67,22 +79,43 @@ class Journal:
             with contextlib.suppress(queue.Empty):
                 while True:
                     items.append(self._queue.get_nowait())
-            batch = [item for item in items if item is not None]
-            error: Optional[OSError] = None
-            if batch:
-                try:
-                    self._owed += b"".join(item.lines for item in batch)
-                    self._write_owed()
-                except OSError as caught:
-                    error = caught
-                for item in batch:
-                    if error is None and item.written is not None:
-                        item.written()
-                    if error is not None or item.always:
-                        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
-                            item.loop.call_soon_threadsafe(item.done, error)
-            if len(batch) < len(items):
-                return
+            batch: List[_Item] = []
+            for item in items:
+                if item is None or item.instead:
+                    self._write(batch)
+                    batch = []
+                if item is None:
+                    return
+                if item.instead:
+                    self._write_anew(item)
+                else:
+                    batch.append(item)
+            self._write(batch)
+
+    def _write(self, batch: List[_Item]) -> None:
+        error: Optional[OSError] = None
+        if not batch:
+            return
+        try:
+            self._owed += b"".join(item.lines for item in batch)
+            self._write_owed()
+        except OSError as caught:
+            error = caught
+        for item in batch:
+            if error is None and item.written is not None:
+                item.written()
+            if error is not None or item.always:
+                _tell(item, error)
+
+    def _write_anew(self, item: _Item) -> None:
+        try:
+            write_synced(self._path, item.lines)
+            fd = _open_to_append(self._path)
+        except OSError as error:
+            _tell(item, error)
+            return
+        os.close(self._fd)
+        self._fd, self._owed, self._torn = fd, b"", False
 
     def _write_owed(self) -> None:
         if not self._owed:
@@ -97,6 +130,15 @@ class Journal:
         self._queue.put(None)
         self._thread.join()
         os.close(self._fd)
+
+
+def _tell(item: _Item, error: Optional[OSError]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended; nobody waits any more
+        item.loop.call_soon_threadsafe(item.done, error)
+
+
+def _open_to_append(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def write_all(fd: int, body: bytes) -> None:

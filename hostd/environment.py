@@ -23,11 +23,11 @@ def launch_environment(spec: StartSpec, cards: Mapping[str, Sighting], home: Map
     for slot in spec.slots:
         if slot.uuid != "cpu" and slot.uuid not in uuids:
             uuids.append(slot.uuid)
+    # A simulated card has no number that CUDA may have: on a machine with real ones 0 would be a real card.
+    simulated = any(cards[uuid].simulated for uuid in uuids)
     # CUDA takes MIG instances by uuid alone, and one list cannot mix both ways.
-    by_uuid = any(cards[uuid].mig_parent for uuid in uuids) or (
-        spec.visible_by == "uuid" and not any(cards[uuid].simulated for uuid in uuids)
-    )
-    visible = uuids if by_uuid else [str(cards[uuid].index) for uuid in uuids]
+    by_uuid = any(cards[uuid].mig_parent for uuid in uuids) or spec.visible_by == "uuid"
+    visible = [] if simulated else uuids if by_uuid else [str(cards[uuid].index) for uuid in uuids]
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(visible),

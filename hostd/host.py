@@ -392,13 +392,20 @@ class Host:
             raise
         return self.judge.check(slots, seen.values(), ())
 
-    async def unhold(self, lease_id: str) -> CleanCheck:
-        """A direct lease ended. When its slots are not clean yet, a `clean` report follows once they are."""
+    async def unhold(self, lease_id: str, slots: Optional[List[SlotRef]] = None) -> CleanCheck:
+        """A direct lease ended. When its slots are not clean yet, a `clean` report follows once they are.
+
+        Of a lease that was never held here only `slots` can be looked at; without them it is refused.
+        """
         hold = self.state.holds.pop(check_id(lease_id), None)
         if hold is None:
             hold = self.state.endings.get(lease_id)
             if hold is None:
-                return CleanCheck(clean=True)
+                if slots is None:
+                    raise Refused(
+                        "bad_request", f"no lease {lease_id} is held here; name its slots to have them looked at"
+                    )
+                return await self.check(slots)
         else:
             self.state.endings[lease_id] = hold
             self.state.save()

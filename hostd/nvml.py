@@ -32,6 +32,8 @@ RETRY_S = 5.0
 CRITICAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 109, 119, 120, 136, 140, 143, 154})
 _XID_EVENT = 0x8
 _MIB = 1024 * 1024
+#: How a card is called that has not told its uuid.
+_NAMELESS = "card "
 
 
 def open_nvml() -> Cards:
@@ -83,12 +85,15 @@ class NvmlCards:
         hanging: Set[str] = {reader.at for reader in self._stuck if reader.at}
         for uuid in hanging:
             self._mark(uuid, "sick", "the driver does not answer for this card")
+        if self._reader is not None:
+            self._reader.nameless = {at for at in hanging if at.startswith(_NAMELESS)}
         while True:
             if self._reader is None:
                 if any(not reader.at for reader in self._stuck) or len(self._stuck) > 8:
                     self._all_hang()  # a call about the whole driver hangs: another thread would hang likewise
                     return
                 self._reader = _Reader(self._nvml, self._stuck[-1] if self._stuck else None)
+                self._reader.nameless = {at for at in hanging if at.startswith(_NAMELESS)}
             reader = self._reader
             answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
             reader.ask(_Question(uuids, frozenset(hanging), answer))
@@ -117,9 +122,10 @@ class NvmlCards:
                     if uuid not in hanging:
                         self._mark(uuid, "unverified", result.driver.message or result.driver.status)
             elif result.present is not None:
+                nameless = any(at.startswith(_NAMELESS) for at in hanging)  # one of those may be what is missing
                 self._order = {uuid: number for number, uuid in enumerate(result.present)}
                 for uuid in self._last:
-                    if uuid not in result.present and uuid not in hanging:
+                    if uuid not in result.present and uuid not in hanging and not nameless:
                         self._mark(uuid, "lost", "the driver does not show this card any more")
             return
 
@@ -181,10 +187,15 @@ class _Answer:
 
 
 class _Reader:
-    """The one thread that calls NVML. `at` is the uuid it is busy with, "" for a call about the whole driver."""
+    """The one thread that calls NVML.
+
+    `at` is the uuid it is busy with, "card N" while card N has not told its name, "" for a call about the whole driver.
+    """
 
     def __init__(self, nvml: Any, before: Optional["_Reader"]) -> None:
         self.at = ""
+        self.nameless: Set[str] = set()  # cards that hang and could not even be asked for their name
+        self._left_out: Set[str] = set()  # those of them that were passed over when the cards were looked for
         self.busy = False
         self.partial: List[Sighting] = []
         self._n = nvml
@@ -201,6 +212,7 @@ class _Reader:
             self._ready, self._driver = before._ready, before._driver
             self._handles, self._fixed, self._xids = dict(before._handles), dict(before._fixed), dict(before._xids)
             self._events, self._watched = before._events, set(before._watched)
+            self._left_out = set(before._left_out)
         self._question: Optional[_Question] = None
         self._asked = threading.Semaphore(0)
         threading.Thread(target=self._run, name="nvml", daemon=True).start()
@@ -242,6 +254,9 @@ class _Reader:
             self._close(error)
             if not self._open():
                 return _Answer(self._driver, [], None)
+        if self._left_out - self.nameless:
+            self._find_cards()  # one that hung answers by now
+            self._watch_events()
         self._collect_xids()
         cards = self.partial
         for uuid, (index, handle, parent) in self._handles.items():
@@ -276,23 +291,39 @@ class _Reader:
         self._retry_at = 0.0
         self._driver = Driver(*_driver_error(self._n, error))
         self._handles, self._fixed, self._events, self._watched = {}, {}, None, set()
+        self._left_out = set()
         with contextlib.suppress(self._n.NVMLError):
             self._n.nvmlShutdown()
 
     def _find_cards(self) -> None:
         n = self._n
-        self._handles = {}
+        known = {index: (uuid, handle) for uuid, (index, handle, parent) in self._handles.items() if parent is None}
+        handles: Dict[str, Tuple[int, Any, Optional[str]]] = {}
+        left_out = set()
         for index in range(n.nvmlDeviceGetCount()):
+            at = f"{_NAMELESS}{index}"
+            if at in self.nameless:
+                left_out.add(at)
+                if index in known:
+                    handles[known[index][0]] = (index, known[index][1], None)
+                continue
+            self.at = at  # so that a hanging one takes only itself out, also when the cards are first looked for
             try:
                 handle = n.nvmlDeviceGetHandleByIndex(index)
                 uuid = _text(n.nvmlDeviceGetUUID(handle))
+                instances = {_text(n.nvmlDeviceGetUUID(one)): one for one in self._find_instances(handle)}
             except n.NVMLError:
                 continue  # lost before it was ever seen: it has no name that we could tell
-            instances = self._find_instances(handle)
+            finally:
+                self.at = ""
             if not instances:
-                self._handles[uuid] = (index, handle, None)
-            for instance in instances:
-                self._handles[_text(n.nvmlDeviceGetUUID(instance))] = (index, instance, uuid)
+                handles[uuid] = (index, handle, None)
+            for name, instance in instances.items():
+                handles[name] = (index, instance, uuid)
+        self._handles, self._left_out = (
+            handles,
+            left_out,
+        )  # at once: who takes over from a reader that hangs has the old ones
 
     def _find_instances(self, handle: Any) -> List[Any]:
         """The MIG instances of a card; none where MIG is off. With MIG on the card itself runs nothing."""
@@ -323,11 +354,14 @@ class _Reader:
         for uuid, (_index, handle, parent) in self._handles.items():
             if parent is not None:
                 continue
+            self.at = uuid
             try:
                 n.nvmlDeviceRegisterEvents(handle, _XID_EVENT, self._events)
                 self._watched.add(uuid)
             except n.NVMLError:
                 pass  # a laptop's card has no events, a lost one gives none
+            finally:
+                self.at = ""
 
     def _collect_xids(self) -> None:
         n = self._n

@@ -138,7 +138,9 @@ class ExitRecord:
 
     Exactly one of `code`, `signal`, `exec_error` is set. `sender` says who sent the deadly signal:
     ``shim`` (with `reason`), ``cotenant`` (a signal asked for through hostd), ``kernel_oom``
-    (signal 9 and the host's OOM-kill counter moved), ``outside`` otherwise.
+    (signal 9 and the host's OOM-kill counter moved), ``fault`` (SIGSEGV, SIGABRT and their kin, which the kernel or
+    the process itself raises when it crashes; the host cannot rule out that another process sent it), ``outside``
+    otherwise: not by Cotenant, and by whom the kernel does not tell a parent.
     """
 
     code: Optional[int] = None
@@ -273,7 +275,7 @@ class CleanCheck:
 #   signal       {attempt_id, signal}          to its process group    -> AttemptReport
 #   probe        {attempt_id}                                         -> AttemptReport
 #   hold         {lease_id, fence, slots}      a direct lease begins   -> CleanCheck (Refused when not clean)
-#   unhold       {lease_id}                    a direct lease ended    -> CleanCheck
+#   unhold       {lease_id, slots?}            a direct lease ended    -> CleanCheck (of `slots` when it was never held)
 #   check        {slots}                       are they clean now?     -> CleanCheck
 #   cards        {}                            a fresh look            -> {"cards": [CardState], "facts": HostFacts}
 #   read_log     {attempt_id, stream: out|err, offset | null, tail_lines | null, max_bytes} -> LogPage

@@ -515,6 +515,8 @@ class Shim:
                 sender = "cotenant"
             elif number == signal.SIGKILL and self._oom_killed():
                 sender = "kernel_oom"
+            elif number in _FAULTS:
+                sender = "fault"
             else:
                 sender = "outside"
         survivors = 0
@@ -549,6 +551,16 @@ class Shim:
 
 #: Signals that this process ignores (Python itself ignores some); the command must not inherit that.
 _IGNORED_HERE = [signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGQUIT]
+
+
+#: Raised for what a process itself did, by the kernel or by abort(). Who sent a deadly signal is not told to a parent, so this
+#: is what they are as a rule, not what was seen.
+_FAULTS = frozenset(
+    (
+        signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT,
+        signal.SIGXCPU, signal.SIGXFSZ, signal.SIGPIPE,
+    )
+)  # fmt: skip
 
 
 def _outcome(status: int) -> Dict[str, Any]:

@@ -12,8 +12,9 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 import uuid
-from typing import Any, Awaitable, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Awaitable, Callable, Dict, List, Optional, Tuple
 
 from cotenant.hostd import processes
 from cotenant.hostd.durable import Journal, storage, write_synced
@@ -26,6 +27,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "nfs4",
         "cifs",
         "smb3",
+        "smbfs",
         "9p",
         "afs",
         "ceph",
@@ -35,10 +37,21 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "beegfs",
         "gpfs",
         "fuse.sshfs",
+        "fuse.s3fs",
+        "ncpfs",
     )
 )
-#: A journal above this is rewritten at start; a line is about 80 bytes.
+#: A journal that has grown by this is written anew; a line is about 80 bytes.
 COMPACT_ABOVE_BYTES = 256 * 1024
+#: How long a stop is remembered of which nothing else is left. Its start can no longer arrive by then: on the connection of
+#: the stop and those before it everything sent earlier has arrived, or the connection is superseded and its starts are
+#: refused; a server does not start what its records call stopped; and one whose records are older (a restored copy) must
+#: take the host over and is told what was here, which goes back as long (KEEP_FORGOTTEN_S in attempts.py).
+TOMBSTONE_KEEP_S = 14 * 86_400.0
+#: Above so many the oldest go, but none younger than TOMBSTONE_MIN_S: far beyond the 20 s for which a server waits for a
+#: host's answer, so that nothing it sent is under way any more.
+TOMBSTONES_MAX = 50_000
+TOMBSTONE_MIN_S = 3600.0
 
 _Key = Tuple[str, int, int]
 
@@ -96,11 +109,12 @@ class State:
         self.amnesia = False
         self.holds: Dict[str, Dict[str, Any]] = {}  # lease id -> {"fence", "slots"}
         self.endings: Dict[str, Dict[str, Any]] = {}  # ended direct leases that are not clean yet
-        self.tombstones: Set[str] = set()
+        self.tombstones: Dict[str, float] = {}  # id -> when by the wall clock, oldest first
         self._fences: Dict[_Key, int] = {}
         self._lock_fd = -1
         self.lock_directory = os.path.realpath(lock_directory)
         self._journal: Optional[Journal] = None
+        self._journal_grown, self._journal_may_grow = 0, COMPACT_ABOVE_BYTES
 
     # ---- opening
 
@@ -184,7 +198,10 @@ class State:
         """Leave a word outside the directory, so that a wiped one is noticed until the next boot."""
         marker = self._marker()
         body = json.dumps({"boot_id": self.boot_id, "state_id": self.state_id, "directory": self._identity()}).encode()
-        fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fd = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise StateError(f"{marker} cannot be written ({error.strerror}); {_way_on(marker)}") from error
         try:
             os.write(fd, body)
         finally:
@@ -197,8 +214,12 @@ class State:
 
     def _marked(self) -> Dict[str, Any]:
         """What the last hostd of this boot left about this path; empty when there was none."""
+        marker = self._marker()
         try:
-            with open(self._marker(), encoding="utf-8") as file:
+            if os.lstat(marker).st_uid != os.geteuid():
+                # What another user wrote there says nothing, and could hide that our memory was lost.
+                raise StateError(f"{marker} was made by user id {os.lstat(marker).st_uid}; {_way_on(marker)}")
+            with open(marker, encoding="utf-8") as file:
                 marked = json.load(file)
         except (OSError, ValueError):
             return {}
@@ -325,13 +346,15 @@ class State:
 
     async def raise_fence(self, slots: Tuple[SlotRef, ...], fence: int) -> None:
         """Remember `fence` for `slots`; returns once it is on disk. Raises Refused("storage")."""
-        await self._durable(self._opened.append(self._raise(slots, fence)))
+        await self._durable(self._opened.append(self._counted(self._raise(slots, fence))))
 
     def raise_fence_then(
         self, slots: Tuple[SlotRef, ...], fence: int, written: Callable[[], None], failed: Callable[[Refused], None]
     ) -> None:
         """Remember `fence` for `slots`; `written` is called once it is on disk, in another thread, or `failed` here."""
-        self._opened.append_then(self._raise(slots, fence), written, lambda error: failed(self._refusal(error)))
+        self._opened.append_then(
+            self._counted(self._raise(slots, fence)), written, lambda error: failed(self._refusal(error))
+        )
 
     def _raise(self, slots: Tuple[SlotRef, ...], fence: int) -> bytes:
         """Lines for the journal. With none the wait is for those before: a repeat is not obeyed sooner than the first."""
@@ -345,9 +368,34 @@ class State:
 
     async def bury(self, attempt_id: str) -> None:
         """Remember that `attempt_id` must never start; returns once it is on disk. Raises Refused("storage")."""
-        fresh = [] if attempt_id in self.tombstones else [{"tombstone": attempt_id}]
-        self.tombstones.add(attempt_id)
-        await self._durable(self._opened.append(_lines(fresh)))
+        fresh = []
+        if attempt_id not in self.tombstones:
+            self.tombstones[attempt_id] = round(time.time(), 3)
+            fresh = [{"tombstone": attempt_id, "at": self.tombstones[attempt_id]}]
+        await self._durable(self._opened.append(self._counted(_lines(fresh))))
+
+    def _counted(self, lines: bytes) -> bytes:
+        """`lines`, before which the journal is written anew if it has grown long."""
+        self._journal_grown += len(lines)
+        if self._journal_grown > self._journal_may_grow:
+            self._drop_tombstones()
+            whole = self._whole_journal()
+            self._journal_grown, self._journal_may_grow = 0, max(COMPACT_ABOVE_BYTES, len(whole))
+            self._opened.replace(whole)
+        return lines
+
+    def _whole_journal(self) -> bytes:
+        fences = [{"fence": fence, "slot": list(key)} for key, fence in self._fences.items()]
+        return _lines(fences + [{"tombstone": name, "at": at} for name, at in self.tombstones.items()])
+
+    def _drop_tombstones(self) -> None:
+        """Forget stops whose start cannot arrive any more."""
+        now = time.time()
+        spare = len(self.tombstones) - TOMBSTONES_MAX
+        for number, (name, at) in enumerate(list(self.tombstones.items())):
+            age = now - at
+            if age > TOMBSTONE_KEEP_S or (number < spare and age > TOMBSTONE_MIN_S):
+                del self.tombstones[name]
 
     @property
     def _opened(self) -> Journal:
@@ -379,11 +427,11 @@ class State:
                 key = (str(record["slot"][0]), int(record["slot"][1]), int(record["slot"][2]))
                 self._fences[key] = max(self._fences.get(key, 0), int(record["fence"]))
             elif "tombstone" in record:
-                self.tombstones.add(str(record["tombstone"]))
+                # without a time: written by an older hostd; its time begins now
+                self.tombstones[str(record["tombstone"])] = float(record.get("at", time.time()))
+        self._drop_tombstones()
         if len(raw) > COMPACT_ABOVE_BYTES or (raw and not raw.endswith(b"\n")):
-            lines = [json.dumps({"fence": fence, "slot": list(key)}) for key, fence in self._fences.items()]
-            lines += [json.dumps({"tombstone": name}) for name in sorted(self.tombstones)]
-            write_synced(path, ("\n".join(lines) + "\n").encode())
+            write_synced(path, self._whole_journal())
         self._journal = Journal(path)
 
     def close(self) -> None:
@@ -392,6 +440,10 @@ class State:
             self._journal.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
+
+
+def _way_on(marker: str) -> str:
+    return f"remove it as that user or as root (sudo rm {marker}), or give --lock-dir another directory"
 
 
 def _knows(home: str, attempt_id: str) -> bool:

@@ -49,8 +49,8 @@ class Host(Protocol):
         """A direct lease begins: check the cards once more and keep them."""
         ...
 
-    async def unhold(self, lease_id: str) -> CleanCheck:
-        """A direct lease ended: are its slots free?"""
+    async def unhold(self, lease_id: str, slots: Sequence[SlotRef]) -> CleanCheck:
+        """A direct lease ended: are its slots free? `slots` are what is looked at when the host never held it."""
         ...
 
     async def check(self, slots: Sequence[SlotRef]) -> CleanCheck: ...

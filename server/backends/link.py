@@ -237,8 +237,9 @@ class HostLink:
         answer = await self._call("hold", {"lease_id": lease_id, "fence": fence, "slots": list(slots)})
         return protocol.from_wire(CleanCheck, answer)
 
-    async def unhold(self, lease_id: str) -> CleanCheck:
-        return protocol.from_wire(CleanCheck, await self._call("unhold", {"lease_id": lease_id}))
+    async def unhold(self, lease_id: str, slots: Sequence[SlotRef]) -> CleanCheck:
+        answer = await self._call("unhold", {"lease_id": lease_id, "slots": list(slots)})
+        return protocol.from_wire(CleanCheck, answer)
 
     async def check(self, slots: Sequence[SlotRef]) -> CleanCheck:
         return protocol.from_wire(CleanCheck, await self._call("check", {"slots": list(slots)}))

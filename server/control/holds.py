@@ -179,7 +179,7 @@ class Holds:
             return CleanCheck(clean=True)  # no host was told of it
         if link is None:
             return None
-        check = await link.unhold(row["id"])
+        check = await link.unhold(row["id"], slots)
         if check.clean and (row["id"], host) not in self._kept:
             # "clean" of a lease that it never kept says nothing about the cards
             check = await link.check(slots)

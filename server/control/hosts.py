@@ -213,7 +213,7 @@ class Hosts:
         self._holds.greeted(host.name, welcome.holds)
         for lease_id in welcome.holds:
             if lease_id not in living:
-                await host.unhold(lease_id)
+                await host.unhold(lease_id, ())
         for row in held:
             if row["id"] in living and row["kind"] == "direct" and row["id"] not in welcome.holds:
                 await self._holds.keep_anew(row["id"])

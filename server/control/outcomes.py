@@ -158,6 +158,15 @@ def _ended(
         settle(tx, context, job, attempt, failure, message, code, now, started=report.state != "never")
 
 
+#: What is known of who sent a deadly signal (ExitRecord.sender).
+_SENDERS: Final = {
+    "fault": ": a crash or abort() of its own, unless another process sent it",
+    "cotenant": ", sent through Cotenant",
+    "shim": ", sent by its keeper",
+    "outside": ", not sent by Cotenant",
+}
+
+
 def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str]:
     """(failure class, or None for success; what happened in a sentence of ours)."""
     if report.state == "never":
@@ -175,7 +184,7 @@ def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str
     if record.sender == "kernel_oom":
         return "oom", "killed by the kernel: the host ran out of memory"
     if record.signal is not None:
-        return "signal", f"ended by {signal_name(record.signal)} from {record.sender or 'outside'}"
+        return "signal", f"ended by {signal_name(record.signal)}{_SENDERS.get(record.sender or '', '')}"
     return "code", f"ended with exit code {record.code}"
 
 

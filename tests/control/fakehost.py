@@ -309,10 +309,10 @@ class Machine:
             self.fences[f"{slot.uuid}/{slot.share}"] = fence
         return CleanCheck(clean=True)
 
-    def unhold(self, lease_id: str) -> CleanCheck:
+    def unhold(self, lease_id: str, slots: Sequence[SlotRef]) -> CleanCheck:
         held = self.holds.get(lease_id)
         if held is None:
-            return CleanCheck(clean=True)
+            return self.check(tuple(slots))
         check = self.check(held[1])
         if check.clean:
             del self.holds[lease_id]
@@ -386,8 +386,10 @@ class FakeHost:
 
         return self._ask("hold", {"lease_id": lease_id, "fence": fence, "slots": list(slots)}, CleanCheck, do)
 
-    async def unhold(self, lease_id: str) -> CleanCheck:
-        return self._ask("unhold", {"lease_id": lease_id}, CleanCheck, lambda a: self.machine.unhold(a["lease_id"]))
+    async def unhold(self, lease_id: str, slots: Sequence[SlotRef]) -> CleanCheck:
+        return self._ask(
+            "unhold", {"lease_id": lease_id}, CleanCheck, lambda a: self.machine.unhold(a["lease_id"], slots)
+        )
 
     async def check(self, slots: Sequence[SlotRef]) -> CleanCheck:
         args = {"slots": list(slots)}

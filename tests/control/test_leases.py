@@ -27,7 +27,7 @@ async def test_a_grant_says_all_that_the_holder_needs(bench: Bench) -> None:
     assert (lease.expires_in_s, lease.hard_end_in_s, lease.hard_end_from) == (90, 7200, "hours")
     assert lease.env == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": "0,1",
+        "CUDA_VISIBLE_DEVICES": "",  # simulated: a number would be a real card, where there is one
         "COTENANT_GPU_UUIDS": "SIM-local-0,SIM-local-1",
         "COTENANT_LEASE": lease.lease_id,
         "COTENANT_FENCE": "1",

@@ -237,6 +237,21 @@ async def test_a_card_whose_calls_hang_takes_only_itself_out(nvml_hostd, nvml):
     assert (await nvml_hostd.ask("cards"))["facts"].get("nvml", "ok") == "ok"
 
 
+async def test_a_card_that_hangs_already_at_the_start_takes_only_itself_out(tmp_path, nvml, nvml_libdir):
+    uuids = nvml.uuids()
+    nvml.delay(2, "nvmlDeviceGetUUID", 20_000)
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir)) as hostd:
+        assert [card["uuid"] for card in hostd.cards] == [uuids[0], uuids[1], uuids[3]]
+        facts = hostd.welcome["facts"]
+        assert facts["nvml"] == "hanging" and "card 2" in facts["nvml_message"]
+        assert await serves(hostd, uuids[3], "a0") == "3"
+        assert (await refuses(hostd, uuids[2], "no")).code == "no_such_card"
+        nvml.clear_faults()
+        await hostd.card_in(uuids[2], "ok", 40)
+        assert (await hostd.ask("cards"))["facts"].get("nvml", "ok") == "ok"
+        assert await serves(hostd, uuids[2], "a2") == "2"
+
+
 async def test_a_driver_that_hangs_altogether_leaves_hostd_answering(nvml_hostd, nvml):
     begun = await nvml_hostd.start("a1", ["sleep", "100"], nvml.uuids()[0])
     nvml.delay(None, "nvmlDeviceGetCount", 15_000)

@@ -124,14 +124,13 @@ class LeaseViews(View):
         cards = [s for s in slots if s["uuid"] != "cpu"]
         by_uuid = any(s["uuid"].startswith("MIG-") for s in cards)
         host = self._c.settings.hosts.get(row["host"])
-        by_uuid = by_uuid or (
-            host is not None and host.cuda_visible_by == "uuid" and not any(self._simulated(s["uuid"]) for s in cards)
-        )
-        names = []
+        by_uuid = by_uuid or (host is not None and host.cuda_visible_by == "uuid")
+        names: list[str] = []
         for s in sorted(cards, key=lambda s: (s["idx"], s["uuid"])):
             live = self._c.live.cards.get(s["uuid"])
             name = s["uuid"] if by_uuid else str(live.state.index if live is not None else s["idx"])
-            if name not in names:
+            # a simulated card has no number that CUDA may have: 0 would be a real card, where there is one
+            if name not in names and not self._simulated(s["uuid"]):
                 names.append(name)
         return {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

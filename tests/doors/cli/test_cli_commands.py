@@ -153,7 +153,7 @@ def test_a_job_starts_here_with_the_variables_asked_for(live: Live, tmp_path: Pa
     )
     where, a, here, cards = done.stdout.strip().split("|")
     assert (where, a, here) == (str(tmp_path), "1 2", "x")
-    assert cards in ("0", "1")
+    assert cards == "", "simulated cards have no number that CUDA may have"
 
 
 def test_a_specification_file_and_options_over_it(live: Live, tmp_path: Path) -> None:

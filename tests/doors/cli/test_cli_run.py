@@ -43,7 +43,7 @@ def test_the_exit_code_the_environment_and_the_streams_pass_through(live: Live) 
     first, second = done.out.splitlines()
     lease, cards, order = first.split("|")
     assert lease.startswith("lse_")
-    assert sorted(cards.split(",")) == ["0", "1"]
+    assert cards == "", "simulated cards have no number that CUDA may have"
     assert order == "PCI_BUS_ID"
     assert second == "from stdin"
     assert "bad\n" in done.err

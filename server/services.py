@@ -104,7 +104,14 @@ async def _running(control: Control) -> AsyncIterator[None]:
     local = LocalHostd(
         context.settings.data_dir / "hostd", context.settings.hosts["local"], context.settings.hostd_python
     )
-    link = HostLink("local", local.connect, lambda: control.hosts.hello("local"), control.hosts, LOCAL_BACK_OFF_S)
+    link = HostLink(
+        "local",
+        local.connect,
+        lambda: control.hosts.hello("local"),
+        control.hosts,
+        LOCAL_BACK_OFF_S,
+        unsuited=local.unsuited,
+    )
     control.hosts.links["local"] = link
     tasks.append(asyncio.create_task(link.run(), name="link local"))
     loop.wake()

@@ -39,6 +39,14 @@ TELL_AGAIN_S: Final = 5.0
 Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
+class _Unsuited(Exception):
+    """The hostd that answered is not the one that is wanted."""
+
+    def __init__(self, replace: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self.replace = replace
+
+
 class HostLink:
     """A `Host` over any stream that reaches a hostd. `run` keeps it up until cancelled."""
 
@@ -52,6 +60,7 @@ class HostLink:
         *,
         beat_s: float = BEAT_S,
         tell_again_s: float = TELL_AGAIN_S,
+        unsuited: Callable[[Welcome], Callable[[], Awaitable[None]] | None] | None = None,
     ) -> None:
         self.name = name
         self._connect = connect
@@ -60,6 +69,9 @@ class HostLink:
         self._back_off_s = back_off_s
         self._beat_s = beat_s
         self._tell_again_s = tell_again_s
+        self._unsuited = (
+            unsuited  # what is to be done before another hostd can take the place of this one; None: it suits
+        )
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
@@ -83,6 +95,10 @@ class HostLink:
                 try:
                     if await self._serve(reader, writer):
                         failures = 0
+                except _Unsuited as unsuited:
+                    self._drop(writer)
+                    await unsuited.replace()
+                    continue
                 except (OSError, EOFError, TimeoutError, protocol.ProtocolError, CotenantError) as error:
                     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 except Exception as error:
@@ -130,6 +146,8 @@ class HostLink:
         except HostRefused as error:
             await self._events.refused(self.name, error.code, error.message, error.data)
             return False
+        if self._unsuited is not None and (replace := self._unsuited(welcome)) is not None:
+            raise _Unsuited(replace)
         self.welcomed = welcome
         await self._events.welcome(self, welcome)
         self.tried.set()

@@ -5,21 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from cotenant.hostd.protocol import Welcome
 from cotenant.server.config import HostSettings
 
 #: sun_path holds 108 bytes with the final NUL (unix(7)).
 _SOCKET_PATH_MAX: Final = 100
 _START_TIMEOUT_S: Final = 15.0
+_END_TIMEOUT_S: Final = 3.0
+_LIVING: Final = frozenset({"starting", "running", "stopping"})
+log = logging.getLogger(__name__)
+
+
+def _cards(simulated: int) -> str:
+    return f"{simulated} simulated cards" if simulated else "the real cards"
 
 
 class LocalHostd:
@@ -31,6 +43,7 @@ class LocalHostd:
         self._settings = settings
         self._python = python or sys.executable
         self._children: list[subprocess.Popen[bytes]] = []
+        self._replaced = False
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to hostd, which is started if it does not run.
@@ -50,6 +63,29 @@ class LocalHostd:
             if asyncio.get_running_loop().time() > deadline:
                 raise OSError(f"hostd did not listen on {self.socket} within {_START_TIMEOUT_S:.0f} s; see {self.log}")
             await asyncio.sleep(0.01)
+
+    def unsuited(self, welcome: Welcome) -> Callable[[], Awaitable[None]] | None:
+        """What must be done where the hostd that answers does not show the cards that this server was started for.
+
+        One from before a restart with another `--simulate-gpus` is ended when it has nothing to keep, so that connect()
+        starts one anew. Else it stays, and a warning says what to do.
+        """
+        wanted, shown = self._settings.simulate_gpus, sum(card.simulated for card in welcome.cards)
+        if wanted == shown:
+            return None
+        keeps = [one.attempt_id for one in welcome.attempts if one.state in _LIVING] + list(welcome.holds)
+        if keeps or self._replaced:
+            log.warning(
+                "the hostd of this machine was started earlier and shows %s, not %s as asked for now; %s."
+                " End what runs there (cotenant job cancel, lease release), then stop this server and start it again.",
+                _cards(shown),
+                _cards(wanted),
+                f"it keeps {len(keeps)} running jobs or leases, so it is left as it is" if keeps else "it does not end",
+            )
+            return None
+        log.warning("the hostd of this machine showed %s: it is started anew with %s", _cards(shown), _cards(wanted))
+        self._replaced = True
+        return partial(asyncio.to_thread, self.end)
 
     @property
     def log(self) -> Path:
@@ -109,6 +145,7 @@ class LocalHostd:
                 pidfd = os.pidfd_open(pid)
                 try:
                     signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                    select.select([pidfd], [], [], _END_TIMEOUT_S)  # readable once it has ended
                 finally:
                     os.close(pidfd)
         for child in self._children:

@@ -118,7 +118,9 @@ class Driven:
         """How many shims there ever were; CPU of those that have ended is not counted."""
         texts = [path.read_text() for path in (self.dir / "state" / "attempts").glob("*.record")]
         with contextlib.suppress(FileNotFoundError):
-            texts += [json.loads(line)["record"] for line in (self.dir / "state" / "forgotten").read_text().splitlines()]
+            texts += [
+                json.loads(line)["record"] for line in (self.dir / "state" / "forgotten").read_text().splitlines()
+            ]
         said = [json.loads(line) for text in texts for line in text.splitlines() if line]
         return len({line["pid"][2] for line in said if "pid" in line})
 

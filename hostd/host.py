@@ -1,6 +1,6 @@
 """What the server may ask of this host, one method per request; and what hostd does by itself.
 
-Owns the order of things: check, remember (synced), obey; look, judge, report. Must not know: sockets and frames
+Owns what follows a start: stops, direct leases, ends, cleaning, reports. Must not know: sockets and frames
 (daemon.py). Every method answers with a value of protocol.py or raises Refused.
 """
 
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import time
-from typing import Any, Callable, Collection, Coroutine, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Coroutine, Dict, List, Optional, Set, Tuple
 
 from cotenant.hostd import logs, processes
-from cotenant.hostd.attempts import Attempt, Attempts, check_id, plain
-from cotenant.hostd.cards import Cards, Sighting
+from cotenant.hostd.attempts import Attempt, Attempts, check_id
+from cotenant.hostd.cards import Cards
 from cotenant.hostd.clean import Judge
-from cotenant.hostd.environment import launch_environment
 from cotenant.hostd.facts import read_facts
 from cotenant.hostd.locks import CardLocks
+from cotenant.hostd.looks import Looks
 from cotenant.hostd.protocol import (
     PROTOCOL,
     AttemptReport,
@@ -36,19 +35,16 @@ from cotenant.hostd.protocol import (
     slots_of,
     to_wire,
 )
-from cotenant.hostd.state import State, overlap
-from cotenant.hostd.supervisor import RESUME_START_WITHIN_S, Gate, Supervisor
+from cotenant.hostd.starting import Starting
+from cotenant.hostd.state import State
+from cotenant.hostd.supervisor import Supervisor
 
 #: How often slots that an ended lease left unclean are looked at again.
 SWEEP_S = 1.0
 #: A stop that is not over this long after its KILL is told as unkillable.
 UNKILLABLE_AFTER_S = 10.0
-#: Secrets reach the shim in one message of a unix socket, which Linux cuts off at 212,992 bytes (wmem_default).
-SECRETS_MAX_BYTES = 160 * 1024
 #: How long after the server has stored an end the record says so. Mostly it is forgotten before, and need not.
 NOTE_ACKED_AFTER_S = 2.0
-#: How long after a start the files of the next are made: when its command has surely begun.
-MAKE_READY_AFTER_S = 0.01
 
 Report = Callable[[str, str, Any], object]
 
@@ -69,15 +65,19 @@ class Host:
         self.cards = cards
         self.attempts = attempts
         self.locks = locks
-        self.supervisor = Supervisor(attempts, self._changed, self._ended, self._resume)
+        self.supervisor = Supervisor(
+            attempts,
+            self._changed,
+            self._ended,
+            lambda attempt: self.starting.resume(attempt),  # made below
+        )
         self.judge = Judge(attempts, lambda: self.state.holds, residents)
         self._report = report
-        self._home = {"COTENANT_STATE_DIR": state.directory, "COTENANT_LOCK_DIR": state.lock_directory}
-        self._starts: Dict[str, Tuple[str, asyncio.Future[AttemptReport]]] = {}
+        self.looks = Looks(cards)
+        self.starting = Starting(
+            state, attempts, self.supervisor, self.looks, self.judge, locks, self._later, self._changed
+        )
         self._tasks: Set[asyncio.Task[None]] = set()
-        self._unmade: Set[str] = set()  # accepted by a hostd that died; not handed to a shim yet
-        self._closed = False
-        self._making_ready = False
         self._card_told: Dict[str, Tuple[Any, ...]] = {}
         self._log_sizes: Dict[str, int] = {}
         self._acked: List[Attempt] = []  # whose records do not say so yet
@@ -88,7 +88,7 @@ class Host:
     def adopt(self) -> None:
         """Take in what is on disk, after hostd's start."""
         for attempt in self.supervisor.adopt():
-            self._resume(attempt)
+            self.starting.resume(attempt)
         for lease_id, hold in self.state.holds.items():
             for slot in hold["slots"]:
                 self._relock(slot["uuid"], lease_id)
@@ -98,7 +98,7 @@ class Host:
         for lease_id in self.state.endings:
             self._later(self._sweep_lease(lease_id))
         self.attempts.sweep_forgotten()
-        self._make_ready_soon()
+        self.starting.make_ready_soon()
         self.supervisor.start_warm()
 
     def _relock(self, uuid: str, user: str) -> None:
@@ -107,29 +107,9 @@ class Host:
             with contextlib.suppress(Refused):
                 self.locks.take(uuid, user, ours_lives=True)
 
-    def _resume(self, attempt: Attempt) -> None:
-        """A start that hostd's death interrupted is made now, under the same checks.
-
-        Where its secrets died with hostd it waits for the server to repeat it; unrepeated it never will be.
-        """
-        self._unmade.add(attempt.id)
-
-        async def make() -> None:
-            if attempt.wants_secrets:
-                await asyncio.sleep(RESUME_START_WITHIN_S)
-                if attempt.id not in self._unmade:
-                    return
-                self._give_up(attempt, Refused("storage", "its secrets died with hostd, and it was not repeated"))
-            else:
-                with contextlib.suppress(Refused):
-                    await self._once(attempt.id, attempt.plain, self._make(attempt))
-            self._changed(attempt)
-
-        self._later(make())
-
     async def close(self) -> None:
         """Stop watching; attempts run on."""
-        self._closed = True
+        self.starting.close()
         self._note_acked()
         for task in list(self._tasks):
             task.cancel()
@@ -168,165 +148,7 @@ class Host:
 
     async def start(self, spec: StartSpec) -> AttemptReport:
         """Start one attempt, once: a repeat answers where it stands. Returns when it runs, or could not be executed."""
-        attempt_id = check_id(spec.attempt_id)
-        if not spec.argv or not all(isinstance(word, str) and "\0" not in word for word in spec.argv):
-            raise Refused("bad_request", "argv: at least one word, and no NUL in any, was expected")
-        if spec.secret_env and len(json.dumps(spec.secret_env)) > SECRETS_MAX_BYTES:
-            raise Refused("bad_request", f"the secrets together are longer than {SECRETS_MAX_BYTES} bytes as JSON")
-        text = plain(spec)
-        going = self._starts.get(attempt_id)
-        if going is not None:
-            _same(going[0], text, attempt_id)
-            return await asyncio.shield(going[1])
-        known = self.attempts.find(attempt_id) or self.attempts.find_forgotten(attempt_id)
-        if known is not None and known.spec is not None:
-            _same(known.plain, text, attempt_id)
-            if known.state == "never":
-                raise Refused("tombstoned", f"attempt {attempt_id} was stopped before it started; it never will")
-            if attempt_id in self._unmade:
-                known.secrets = dict(spec.secret_env)
-                return await self._once(attempt_id, text, self._make(known))
-            return known.report()
-        if attempt_id in self.state.tombstones or known is not None:
-            raise Refused("tombstoned", f"a stop of attempt {attempt_id} came before its start")
-        return await self._once(attempt_id, text, self._start(spec, text))
-
-    async def _once(self, attempt_id: str, text: str, work: Coroutine[Any, Any, AttemptReport]) -> AttemptReport:
-        """Do `work` so that a repeat which comes meanwhile waits for the same answer."""
-        answer: asyncio.Future[AttemptReport] = asyncio.get_running_loop().create_future()
-        self._starts[attempt_id] = (text, answer)
-        try:
-            result = await work
-        except BaseException as error:
-            refused = error if isinstance(error, Refused) else Refused("storage", f"hostd failed: {error!r}")
-            answer.set_exception(refused)
-            answer.exception()  # nobody need ask
-            raise
-        else:
-            answer.set_result(result)
-            return result
-        finally:
-            del self._starts[attempt_id]
-
-    async def _start(self, spec: StartSpec, text: str) -> AttemptReport:
-        self.state.check_memory()
-        self.state.check_fence(spec.slots, spec.fence)
-        if spec.workdir and not _enterable(spec.workdir):
-            raise Refused("bad_workdir", f"{spec.workdir} is not a directory that this host's user can enter")
-        seen = await self._admit(spec)
-        if spec.attempt_id in self.state.tombstones:
-            raise Refused("tombstoned", f"a stop of attempt {spec.attempt_id} came before its start")
-        env = launch_environment(spec, seen, self._home)
-        locks = self._lock_cards(spec)
-        # The sync of the fence is begun first; the writing of the record and the shim's preparations run beside it.
-        gate = Gate()
-        self.state.raise_fence_then(spec.slots, spec.fence, gate.open, gate.fail)
-        attempt: Optional[Attempt] = None
-        try:
-            attempt = self.attempts.create(spec, text, env)
-            await self.supervisor.launch(attempt, locks, gate)
-        except Refused:
-            if attempt is not None and attempt.state == "starting":
-                self.attempts.discard(attempt)
-            self.locks.release(spec.attempt_id)
-            raise
-        self._make_ready_soon()
-        return attempt.report()
-
-    def _make_ready_soon(self) -> None:
-        if not self._making_ready and self.attempts.needs_ready:
-            self._making_ready = True
-            asyncio.get_running_loop().call_later(MAKE_READY_AFTER_S, self._make_ready)
-
-    def _make_ready(self) -> None:
-        self._making_ready = False
-        if not self._closed:
-            self.attempts.make_ready()
-            self._make_ready_soon()  # one at a time, so that no request waits for all
-
-    async def _make(self, attempt: Attempt) -> AttemptReport:
-        """Start an attempt that a hostd before us accepted. Refused now, it never will start."""
-        assert attempt.spec is not None
-        self._unmade.discard(attempt.id)
-        try:
-            self.state.check_fence(attempt.spec.slots, attempt.spec.fence)
-            await self._admit(attempt.spec)
-            locks = self._lock_cards(attempt.spec)
-            gate = Gate()
-            self.state.raise_fence_then(attempt.spec.slots, attempt.spec.fence, gate.open, gate.fail)
-            await self.supervisor.launch(attempt, locks, gate)
-        except Refused as error:
-            self._give_up(attempt, error)
-            raise
-        return attempt.report()
-
-    async def _admit(self, spec: StartSpec) -> Dict[str, Sighting]:
-        """Look at the cards of `spec` in this moment. Returns them by uuid; raises Refused when one may not be used."""
-        uuids = [slot.uuid for slot in spec.slots if slot.uuid != "cpu"]
-        seen = {card.uuid: card for card in await self._look(uuids)} if uuids else {}
-        self.state.check_fence(spec.slots, spec.fence)  # a higher one may have come during the look
-        self._check_free(spec.slots, spec.lease_id, spec.attempt_id)
-        self._check_cards(uuids, seen)
-        return seen
-
-    def _lock_cards(self, spec: StartSpec) -> List[int]:
-        """Lock the cards of `spec` machine-wide; the descriptors for its shim. Raises Refused("locked")."""
-        found = []
-        try:
-            for uuid in dict.fromkeys(slot.uuid for slot in spec.slots):
-                if uuid != "cpu" and not uuid.startswith("SIM-"):
-                    fd = self.locks.take(uuid, spec.attempt_id, self._lives_on(uuid, spec.attempt_id))
-                    if fd is not None:
-                        found.append(fd)
-        except Refused:
-            self.locks.release(spec.attempt_id)
-            raise
-        return found
-
-    def _give_up(self, attempt: Attempt, error: Refused) -> None:
-        if attempt.living:
-            attempt.state, attempt.clean = "never", True
-            attempt.message = f"{error.code}: {error.message}"
-            attempt.append({"tombstone": True})
-        self.locks.release(attempt.id)
-
-    def _lives_on(self, uuid: str, but: str) -> bool:
-        if any(uuid == slot["uuid"] for hold in self.state.holds.values() for slot in hold["slots"]):
-            return True
-        return any(uuid in attempt.cards and attempt.id != but for attempt in self.attempts.living())
-
-    def _check_free(self, slots: Iterable[SlotRef], lease_id: str, attempt_id: str = "") -> None:
-        """Raises Refused("occupied") when an attempt or hold of another lease lives on one of `slots`."""
-        for slot in slots:
-            for attempt in self.attempts.living():
-                if attempt.lease_id == lease_id or attempt.id == attempt_id:
-                    continue
-                if any(overlap(slot, other) for other in attempt.slots):
-                    raise Refused(
-                        "occupied",
-                        f"attempt {attempt.id} of lease {attempt.lease_id} still lives on {slot.uuid}",
-                        {"uuid": slot.uuid, "attempt_id": attempt.id},
-                    )
-            for other_lease, hold in self.state.holds.items():
-                if other_lease != lease_id and any(overlap(slot, held) for held in slots_of(hold["slots"])):
-                    raise Refused(
-                        "occupied",
-                        f"direct lease {other_lease} holds {slot.uuid}",
-                        {"uuid": slot.uuid, "lease_id": other_lease},
-                    )
-
-    def _check_cards(self, uuids: List[str], seen: Dict[str, Sighting]) -> None:
-        """Raises Refused when a card is missing, ill, or has something on it that nobody explains."""
-        for card in self.judge.judge(seen[uuid] for uuid in uuids if uuid in seen):
-            if card.state in ("sick", "lost"):
-                raise Refused("sick", f"card {card.uuid}: {card.reason or card.state}", {"uuid": card.uuid})
-            if card.state != "ok":
-                raise Refused(
-                    card.state, f"card {card.uuid}: {card.reason}", {"uuid": card.uuid, "processes": card.processes}
-                )
-        for uuid in uuids:
-            if uuid not in seen:
-                raise Refused("no_such_card", f"no card {uuid} is here", {"uuid": uuid})
+        return await self.starting.start(spec)
 
     async def stop(self, attempt_id: str, reason: str, grace_s: float) -> AttemptReport:
         """Make sure that the attempt ends, or never starts. Returns at once; reports tell the end."""
@@ -373,15 +195,15 @@ class Host:
         self.state.check_memory()
         self.state.check_fence(tuple(slots), fence)
         uuids = [slot.uuid for slot in slots if slot.uuid != "cpu"]
-        seen = {card.uuid: card for card in await self._look(uuids)} if uuids else {}
+        seen = {card.uuid: card for card in await self.looks.fresh(uuids)} if uuids else {}
         self.state.check_fence(tuple(slots), fence)
-        self._check_free(slots, lease_id)
+        self.starting.check_free(slots, lease_id)
         if lease_id not in self.state.holds:
-            self._check_cards(uuids, seen)
+            self.starting.check_cards(uuids, seen)
         try:
             for uuid in uuids:
                 if not uuid.startswith("SIM-"):
-                    self.locks.take(uuid, lease_id, self._lives_on(uuid, ""))
+                    self.locks.take(uuid, lease_id, self.starting.lives_on(uuid, ""))
             self.state.holds[lease_id] = {"fence": fence, "slots": to_wire(slots)}
             self.state.endings.pop(lease_id, None)
             await self.state.raise_fence(tuple(slots), fence)
@@ -435,33 +257,17 @@ class Host:
     async def check(self, slots: List[SlotRef]) -> CleanCheck:
         """Are these slots clean now?"""
         uuids = [slot.uuid for slot in slots if slot.uuid != "cpu"]
-        seen = await self._look(uuids) if uuids else []
+        seen = await self.looks.fresh(uuids) if uuids else []
         return self.judge.check(slots, seen, ())
 
     async def look(self) -> Dict[str, Any]:
         """A fresh look at all cards, with the machine's facts."""
-        cards = self.judge.judge(await self._look())
+        cards = self.judge.judge(await self.looks.fresh())
         return {"cards": cards, "facts": self.facts()}
 
     async def seen(self) -> List[CardState]:
         """The cards as last seen."""
-        return self.judge.judge(await self._without_ghosts(self.cards.last()))
-
-    async def _look(self, uuids: Optional[Collection[str]] = None) -> List[Sighting]:
-        """A fresh look at these cards, or all, in which nobody is listed who ended while it was made."""
-        return await self._without_ghosts(await self.cards.look(uuids))
-
-    async def _without_ghosts(self, seen: List[Sighting]) -> List[Sighting]:
-        """`seen`, with a second look at cards that list a process which is not there.
-
-        One that ended after the driver was read is no stranger on the card. One that is listed again lives where we
-        cannot see it (another PID namespace), and is one.
-        """
-        gone = [card.uuid for card in seen if any(_is_gone(one.pid) for one in card.processes)]
-        if not gone:
-            return seen
-        fresh = {card.uuid: card for card in await self.cards.look(gone)}
-        return [fresh.get(card.uuid, card) for card in seen]
+        return self.judge.judge(await self.looks.last())
 
     async def read_log(
         self, attempt_id: str, stream: str, offset: Optional[int], tail_lines: Optional[int], max_bytes: int
@@ -525,7 +331,7 @@ class Host:
         told = False
         while True:
             left = self._left_of(attempt)
-            seen = await self._look(attempt.cards) if attempt.cards else []
+            seen = await self.looks.fresh(attempt.cards) if attempt.cards else []
             check = self.judge.check(attempt.slots, seen, left)
             attempt.clean, attempt.unclean = check.clean, check.unclean
             if not told:
@@ -560,7 +366,7 @@ class Host:
 
     async def sample(self) -> List[CardState]:
         """One look at all cards: reports what changed, notes the most memory per attempt, returns the cards."""
-        cards = self.judge.judge(await self._look())
+        cards = self.judge.judge(await self.looks.fresh())
         peaks: Dict[str, Dict[str, int]] = {}
         for card in cards:
             told = (card.state, card.reason if card.state != "ok" else None, tuple(p.pid for p in card.processes))
@@ -616,26 +422,11 @@ class Host:
         task.add_done_callback(self._tasks.discard)
 
 
-def _is_gone(pid: int) -> bool:
-    """Not there, or only waiting to be reaped: the driver has let go of it by now, and it may vanish at any moment."""
-    stat = processes.stat(pid)
-    return stat is None or stat.state in "ZX"
-
-
 def _size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
         return 0
-
-
-def _enterable(path: str) -> bool:
-    return os.path.isdir(path) and os.access(path, os.X_OK)
-
-
-def _same(known: str, fresh: str, attempt_id: str) -> None:
-    if known != fresh:
-        raise Refused("spec_conflict", f"attempt {attempt_id} came before with another command or other needs")
 
 
 def claims_of(attempts: Attempts) -> List[Tuple[int, Tuple[str, ...], int]]:

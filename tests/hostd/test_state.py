@@ -94,9 +94,9 @@ async def test_a_long_journal_is_made_short_at_the_start_and_says_the_same(opene
     state = opened()
     await state.bury("a1")
     journal = tmp_path / "state" / "journal"
+    lines = [json.dumps({"fence": n, "slot": [f"GPU-{n % 3}" + "x" * 40, 0, 1]}) + "\n" for n in range(1, 4001)]
     with open(journal, "a") as file:
-        for number in range(1, 4001):
-            file.write(json.dumps({"fence": number, "slot": [f"GPU-{number % 3}" + "x" * 40, 0, 1]}) + "\n")
+        file.writelines(lines)
     assert journal.stat().st_size > 256 * 1024
     state = opened()
     assert journal.stat().st_size < 1000

@@ -293,6 +293,20 @@ class Attempts:
                 os.close(fd)
             return base
 
+    def _locked(self) -> Tuple[str, int]:
+        """Empty files and their record, locked for whoever is to keep the attempt. Raises OSError."""
+        while True:
+            base = self._ready.pop() if self._ready else self._make()
+            record = os.open(base + ".record", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return base, record
+            except BlockingIOError:
+                os.close(record)  # somebody looks into it: a backup, a person; the files stay unused
+            except OSError:
+                os.close(record)
+                raise
+
     def create(self, spec: StartSpec, text: str, launch_env: Dict[str, str]) -> Attempt:
         """Write down an accepted start; `text` is plain(spec). Raises Refused("storage").
 
@@ -306,10 +320,8 @@ class Attempts:
         }
         body = ('{"spec":' + text + "," + json.dumps(accepted)[1:] + "\n").encode("utf-8", "surrogateescape")
         with storage():
-            base = self._ready.pop() if self._ready else self._make()
-            record = os.open(base + ".record", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            base, record = self._locked()
             try:
-                fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.write(record, body) < len(body):
                     raise OSError("the disk is full")
             except OSError:

@@ -498,6 +498,8 @@ class Shim:
         record = self._record(outcome)
         text = json.dumps(record).encode()
         self._write(b'{"exit": %s}' % text)
+        # Before anybody is told: hostd may use these files for another attempt in the next moment.
+        fcntl.flock(self.record, fcntl.LOCK_UN)
         # The sync is not on the road of the answer (see SYNC_AFTER_S). Whoever acts on the answer has a copy then; a power
         # cut before the sync shows the attempt as lost, which is the truth of a cut a few milliseconds earlier.
         if not self._tell(b"e " + text):

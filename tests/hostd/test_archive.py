@@ -1,5 +1,7 @@
 """Attempts that wrote nothing leave a line in one file when they are forgotten, and their files serve another."""
 
+import contextlib
+import fcntl
 import json
 import os
 import time
@@ -36,6 +38,28 @@ async def test_the_files_of_a_silent_attempt_serve_another_and_it_is_still_known
     assert (await hostd.probe("a11"))["boot_id"] == begun["boot_id"]
     taken_over = await hostd.greet(take_over=True)
     assert [one["attempt_id"] for one in taken_over["attempts"]] == [f"a{number}" for number in range(12)]
+
+
+async def test_files_that_somebody_has_locked_are_passed_over(hostd):
+    for number in range(3):
+        await hostd.start(f"a{number}", ["true"])
+        await hostd.ended(f"a{number}")
+    await hostd.ask("forget", attempt_ids=["a0", "a1", "a2"])
+    with contextlib.ExitStack() as held:
+        for path in hostd.state.glob("attempts/*.record"):
+            fcntl.flock(held.enter_context(open(path, "rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        await hostd.start("b", ["sh", "-c", "exit 3"])
+        assert (await hostd.ended("b"))["exit"]["code"] == 3
+
+
+async def test_the_lock_is_free_when_the_end_is_told(hostd):
+    """Forgotten in the same moment, the files serve the next start at once."""
+    for number in range(150):
+        await hostd.start(f"a{number}", ["true"])
+        await hostd.ended(f"a{number}")
+        hostd.reports.clear()
+        await hostd.ask("forget", attempt_ids=[f"a{number}"])
+    assert len(bases(hostd)) <= 6
 
 
 async def test_what_wrote_a_log_keeps_its_files(hostd):

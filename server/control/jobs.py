@@ -13,6 +13,7 @@ from cotenant.server.control import placing
 from cotenant.server.control.context import Context, check_request_id, refusal_of, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
+from cotenant.server.control.secrets import check_secrets
 from cotenant.server.control.signalling import Signalling
 from cotenant.server.control.stopping import order_stop
 from cotenant.server.deciding.blockers import could_ever, outlook
@@ -164,6 +165,7 @@ class Jobs:
 
         if (known := context.db.peek(first)) is not None:
             return replace(await self._views.get_job(caller, known), deduplicated=True)
+        check_secrets(spec.secrets, context.settings.data_dir)
         context.keeper.refresh(now)
         # a job that just queues is compared with caps and cards, not with who waits
         world = context.keeper.world(waiting=dry_run or when_full == "refuse")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sqlite3
-import stat
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -15,6 +13,7 @@ from cotenant.hostd.protocol import AttemptReport, SlotRef, StartSpec
 from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.control import grants, outcomes
 from cotenant.server.control.context import Context
+from cotenant.server.control.secrets import SecretUnreadable, read_secret
 from cotenant.server.deciding.world import Slot
 from cotenant.server.errors import OutcomeUnknown, Unreachable
 from cotenant.server.model.caller import LOOP
@@ -31,9 +30,6 @@ RUNNING_AFTER_S: Final = 0.005
 
 #: An attempt, its job, its lease's slots.
 Intended: TypeAlias = tuple[sqlite3.Row, sqlite3.Row, list[sqlite3.Row]]
-
-#: A variable of the environment cannot be longer (Linux, MAX_ARG_STRLEN), less room for its name.
-SECRET_MAX_BYTES: Final = 128 * 1024 - 256
 
 
 def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], now: int) -> Coroutine[None, None, None]:
@@ -205,45 +201,13 @@ def start_spec(context: Context, attempt: sqlite3.Row, job: sqlite3.Row, slots: 
         argv=tuple(spec.argv),
         slots=tuple(SlotRef(s["uuid"], s["share"], s["shares"]) for s in slots),
         env=environment,
-        secret_env={ref.env: read_secret(ref.env, Path(ref.file)) for ref in spec.secrets},
+        secret_env={ref.env: read_secret(ref.env, Path(ref.file), context.settings.data_dir) for ref in spec.secrets},
         workdir=spec.workdir,
         pty=spec.pty,
         time_limit_s=job["hours_ms"] / 1000,
         stop_grace_s=float(spec.stop_grace_s),
         visible_by=host.cuda_visible_by if host else "index",
     )
-
-
-class SecretUnreadable(Exception):
-    """A secret cannot be had; the message names the variable, never a word of the content."""
-
-
-def read_secret(name: str, path: Path) -> str:
-    """The content of a secret's file without the line break at its end.
-
-    Opened so that neither a pipe nor a device can hold the loop up, and read at most SECRET_MAX_BYTES.
-
-    Raises:
-        SecretUnreadable: not there, not a plain file, too large, or not a text that a variable can hold.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise SecretUnreadable(f"the secret for {name} is not in a plain file")
-            content = file.read(SECRET_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no possible path"
-        raise SecretUnreadable(f"the file of the secret for {name} cannot be read: {why}") from error
-    if len(content) > SECRET_MAX_BYTES:
-        raise SecretUnreadable(f"the file of the secret for {name} is larger than {SECRET_MAX_BYTES} bytes")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise SecretUnreadable(f"the file of the secret for {name} is not a text")
-    return text.rstrip("\n")
 
 
 async def stop_attempt(context: Context, attempt_id: str, host: str, reason: str, grace_s: float) -> None:

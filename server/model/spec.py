@@ -63,7 +63,10 @@ class CheckpointSpec(_Strict):
 
 
 class SecretRef(_Strict):
-    """A secret by reference: the process gets variable `env` with the content of `file` on the host."""
+    """A secret by reference: the process gets variable `env` with the content of `file`.
+
+    The server reads it: an absolute path of a plain text file that belongs to the server's user, mode 0600.
+    """
 
     env: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
     file: str = Field(min_length=1, max_length=4096)

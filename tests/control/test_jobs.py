@@ -423,57 +423,6 @@ async def test_an_unclean_end_keeps_its_slots_until_the_host_says_clean(bench: B
     assert bench.uses() == ["free", "free"]
 
 
-async def test_secrets_reach_the_process_and_no_record(bench: Bench, tmp_path) -> None:
-    a = await bench.caller("a")
-    (tmp_path / "key").write_text("canary-4711\n")
-    job = await bench.submit(a, secrets=({"env": "MY_KEY", "file": str(tmp_path / "key")},))
-    assert bench.machine.specs[bench.attempt(job)["id"]].secret_env == {"MY_KEY": "canary-4711"}
-    shown = await bench.control.views.get_job(a, job)
-    assert shown.env_names == ["MY_KEY"]
-    assert "canary" not in bench.dump() + repr(shown)
-
-
-@pytest.mark.parametrize("what", ["missing", "directory", "pipe", "device", "binary", "huge"])
-async def test_a_secret_that_cannot_be_had_fails_the_job_and_holds_nothing_up(
-    bench: Bench, tmp_path, what: str
-) -> None:
-    import os
-
-    path = tmp_path / "key"
-    if what == "directory":
-        path.mkdir()
-    elif what == "pipe":
-        os.mkfifo(path)
-    elif what == "device":
-        path.symlink_to("/dev/zero")
-    elif what == "binary":
-        path.write_bytes(b"canary\xff\xfe")
-    elif what == "huge":
-        path.write_bytes(b"canary" * 100_000)
-    a = await bench.caller("a")
-    job = await bench.submit(a, secrets=({"env": "MY_KEY", "file": str(path)},))
-    row = bench.job(job)
-    assert (row["state"], row["failure_class"]) == ("failed", "start") and "MY_KEY" in row["message"]
-    assert "canary" not in bench.dump()
-    assert bench.uses() == ["free", "free"]
-
-
-async def test_a_secret_that_goes_after_the_start_does_not_end_what_runs(bench: Bench, tmp_path) -> None:
-    a = await bench.caller("a")
-    (tmp_path / "key").write_text("canary-4711\n")
-    bench.hosts["local"].drop = {"start"}  # it is obeyed, and neither the answer nor the report comes
-    bench.reports_held = True
-    job = await bench.submit(a, secrets=({"env": "MY_KEY", "file": str(tmp_path / "key")},))
-    assert bench.job(job)["state"] == "deploying" and bench.machine.processes
-    (tmp_path / "key").unlink()
-    await bench.advance(60)  # the start is asked for again
-    assert bench.job(job)["state"] == "running" and bench.attempt(job)["state"] == "running"
-    bench.machine.finish(bench.attempt(job)["id"], 7)
-    bench.reports_held = False
-    await bench.settle()
-    assert bench.job(job)["exit_code"] == 7
-
-
 async def test_hosts_of_old_jobs_are_avoided_where_there_is_another(make_bench) -> None:
     bench = await make_bench(Machine("local", cards=1), Machine("second", cards=1))
     a = await bench.caller("a")

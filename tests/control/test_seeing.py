@@ -186,6 +186,7 @@ async def test_canaries_in_secret_files_appear_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     a = await bench.caller("a")
+    (tmp_path / "key").touch(0o600)
     (tmp_path / "key").write_text("canary-in-a-file")
     refs = ({"env": "MY_KEY", "file": str(tmp_path / "key")},)
     for command, lose in (("one", None), ("two", "start"), ("three", None)):

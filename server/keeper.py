@@ -31,6 +31,7 @@ class Keeper:
         self._live = live
         self._settings = settings
         self.version = 0  # rises with every change of the world
+        self.inventory = 0  # rises whenever cards and hosts were read anew
         self._all_dirty = True
         self._dirty_jobs: set[str] = set()
         self._dirty_leases: set[str] = set()
@@ -232,6 +233,7 @@ class Keeper:
                 slot = Slot(host["name"], "cpu", place, host["cpu_places"], None, pool, "cpu", 0)
                 base[slot.key] = slot
         self._base = base
+        self.inventory += 1
         self._cards = {}
         for slot in base.values():
             self._cards[slot.pool] = self._cards.get(slot.pool, 0) + slot.units

@@ -11,7 +11,7 @@ from cotenant.server.control.context import Context, check_request_id
 from cotenant.server.errors import Conflict, Forbidden, NotFound, QuotaExceeded
 from cotenant.server.model.caller import Caller, owns
 from cotenant.server.model.text import quoted
-from cotenant.server.store import events, jobs, leases, requests
+from cotenant.server.store import callers, events, jobs, leases, requests
 from cotenant.server.store.db import Tx
 
 OFFER_MS: Final = 3_600_000
@@ -29,6 +29,7 @@ async def hand_over(
         Forbidden: neither the caller's nor offered to it.
         Conflict: it has ended, or is a job's lease.
         QuotaExceeded: the taker's caps do not allow it.
+        Forbidden: no token of the taker reaches the pool, or may ask for the priority.
     """
     check_request_id(request_id)
     now = context.now()
@@ -62,6 +63,7 @@ async def hand_over(
             )
         if row["caller"] == to:
             return _stands(row, to, None)
+        _check_reach(tx, table, row, caller if accepting else None, other, now)
         if accepting or other["owner"] == caller.owner:
             _take_over(tx, context, table, row, other, caller, now, request_id)
             return {"object_id": object_id, "status": "handed_over", "holder": to, "until": None}
@@ -121,6 +123,36 @@ def _take_over(
         tx, f"{table}.handed_over", by, now, owner=receiver["owner"], **_about(table, row["id"]), pool=row["pool"], old=row["caller"],
         new=receiver["name"], request_id=request_id,
     )  # fmt: skip
+
+
+def _check_reach(
+    tx: Tx, table: str, row: sqlite3.Row, accepting: Caller | None, receiver: sqlite3.Row, now: int
+) -> None:
+    """What a token could not have asked for does not come to its caller from another's hand either.
+
+    The taker is asked by the token it accepts with, else by all its living tokens.
+
+    Raises:
+        Forbidden: the pool is out of reach, or a job's priority above what may be asked for.
+    """
+    tokens = [accepting] if accepting is not None else callers.living_as_caller(tx.connection, receiver["name"], now)
+    name, pool = quoted(receiver["name"]), quoted(row["pool"])
+    if not tokens:
+        raise Forbidden(
+            f"{name} has no token that counts, so it could do nothing with it", code="no_living_token",
+            hint="A person can make one: cotenant token create.",
+        )  # fmt: skip
+    reaching = [token for token in tokens if not token.pools or row["pool"] in token.pools]
+    if not reaching:
+        raise Forbidden(f"no token of {name} reaches pool {pool}", code="pool_out_of_reach",
+                        hint="Hand it to a caller that works in this pool; list_agents shows who there is.")  # fmt: skip
+    # a direct lease has the usual priority, whoever asks for it
+    if table == "job" and all(token.max_priority < row["priority"] for token in reaching):
+        raise Forbidden(
+            f"no token of {name} may ask for the priority of {row['id']}", code="priority_too_high",
+            hint="Lower the job's priority first, or have a person raise what the taker may ask for.",
+            data={"max_priority": max(token.max_priority for token in reaching)},
+        )  # fmt: skip
 
 
 def _about(table: str, object_id: str) -> dict[str, Any]:

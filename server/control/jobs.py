@@ -58,8 +58,11 @@ class Jobs:
         wait_s: float = 0,
         dry_run: bool = False,
         on_progress: Progress | None = None,
+        again: str | None = None,
     ) -> JobAnswer:
         """Take a job in. It starts when the loop says so; with `wait_s` the answer waits for its end, 45 s at most.
+
+        `again` names the job that is tried once more: the request is then a retry of it, not a submit.
 
         Raises:
             BadRequest: a value cannot be meant, or looks like a secret.
@@ -85,7 +88,8 @@ class Jobs:
         hours_ms, hours_from = context.hours_ms(pool, spec.hours)
         text = _kept_text(spec)
         same_spec = requests.args_hash("spec", text)
-        digest = requests.args_hash("submit_job", [text, when_full])
+        verb = "submit_job" if again is None else "retry_job"
+        digest = requests.args_hash(verb, [text, when_full] if again is None else again)
         now = context.now()
         job_id = context.ids.new("job", now)
         ask = Ask(job_id, "job", caller.owner, caller.name, caller.human, pool, needs_of(spec), priority, now, hours_ms)
@@ -127,7 +131,7 @@ class Jobs:
             if known is not None:
                 return known
             jobs.insert(tx, row)
-            requests.keep(tx, caller.name, request_id, "submit_job", digest, job_id, now)
+            requests.keep(tx, caller.name, request_id, verb, digest, job_id, now)
             events.append(
                 tx, "job.submitted", caller, now, job_id=job_id, pool=pool, new="queued", request_id=request_id,
                 args={"gpus": spec.gpus_min, "priority": spec.priority},
@@ -185,7 +189,7 @@ class Jobs:
 
     def _never(self, world: World, ask: Ask) -> Blocker | None:
         """`could_ever`, not asked again for equal asks while hosts, cards and rules stay the same."""
-        key = (world.hosts, len(world.slots), ask.owner, ask.agent, ask.human, ask.pool, ask.needs)
+        key = (world.hosts, self._context.keeper.inventory, ask.owner, ask.agent, ask.human, ask.pool, ask.needs)
         if self._possible == key:
             return None
         found = could_ever(world, ask)
@@ -306,11 +310,16 @@ class Jobs:
         Without a request_id a repeat within 180 s answers the new job while that is not final.
         """
         context = self._context
+        check_request_id(request_id)
+        digest = requests.args_hash("retry_job", job_id)
         row = context.db.peek(lambda c: jobs.get(Tx(c), job_id))
         if not owns(caller, owner=row["owner"], name=row["caller"]):
             raise not_yours(job_id)
+        known = context.db.peek(lambda c: requests.find(Tx(c), caller.name, request_id, "retry_job", digest))
+        if known is not None:  # whatever has become of it since
+            return replace(await self._views.get_job(caller, known), deduplicated=True)
         if row["state"] == "held":
-            return await self.unhold(caller, job_id, "retry", request_id=request_id)
+            return await self._unhold(caller, job_id, "retry", request_id, "retry_job", digest)
         if row["state"] not in JOB_FINAL:
             raise Conflict(
                 f"{job_id} is {row['state']} and not over",
@@ -318,7 +327,7 @@ class Jobs:
                 hint="Wait for its end, or cancel_job first.",
             )
         spec = parse_kept(row["spec"])
-        return await self.submit(caller, spec, request_id=request_id)
+        return await self.submit(caller, spec, request_id=request_id, again=job_id)
 
     async def signal(self, caller: Caller, job_id: str, signal: str, *, request_id: str | None = None) -> SignalAnswer:
         """Send a signal to the processes of a running job: see `signalling.Signalling.signal`."""
@@ -359,13 +368,20 @@ class Jobs:
     ) -> JobAnswer:
         """Let a held job queue again, at its old place; counts of quick failures start anew."""
         check_request_id(request_id)
-        context, now = self._context, self._context.now()
         reason = said(reason, "reason", 500)
+        digest = requests.args_hash("release_job", [job_id, reason])
+        return await self._unhold(caller, job_id, reason, request_id, "release_job", digest)
+
+    async def _unhold(
+        self, caller: Caller, job_id: str, reason: str, request_id: str | None, verb: str, digest: str
+    ) -> JobAnswer:
+        context, now = self._context, self._context.now()
 
         def write(tx: Tx) -> None:
             row = self._own(tx, caller, job_id)
-            if requests.once(tx, caller.name, request_id, "release_job", [job_id, reason], job_id, now):
+            if requests.find(tx, caller.name, request_id, verb, digest) is not None:
                 return
+            requests.keep(tx, caller.name, request_id, verb, digest, job_id, now)
             if row["state"] != "held":
                 return
             jobs.move(tx, job_id, JobState.QUEUED, now, held_reason=None, quick_failures=0, not_before_ms=0,

@@ -68,6 +68,16 @@ def living_tokens(tx: Tx, caller: str, now_ms: int) -> list[sqlite3.Row]:
     )
 
 
+def living_as_caller(connection: sqlite3.Connection, name: str, now_ms: int) -> list[Caller]:
+    """A caller once for each of its tokens that counts now."""
+    rows = connection.execute(
+        "SELECT t.*, c.kind, c.owner FROM token t JOIN caller c ON c.name = t.caller WHERE t.caller = ?"
+        " AND t.revoked_at_ms IS NULL AND (t.expires_at_ms IS NULL OR t.expires_at_ms > ?)",
+        (name, now_ms),
+    )
+    return [as_caller(row, "") for row in rows]
+
+
 def revoke(tx: Tx, id_or_caller: str, now_ms: int) -> list[sqlite3.Row]:
     """Revoke one token by id, or all living ones of a caller; returns their rows."""
     return tx.all(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ ACTS: dict[str, tuple[Act, dict[str, Any]]] = {
     "cancel": (lambda b, c, o, k: b.control.jobs.cancel(c, k.pop("job", o["running"]), confirmed=True, **k), {"job": "waiting"}),
     "cancel waiting": (lambda b, c, o, k: b.control.jobs.cancel(c, o["waiting"], confirmed=True, **k), {"reason": "another"}),
     "retry": (lambda b, c, o, k: b.control.jobs.retry(c, k.pop("job", o["ended"]), **k), {"job": "ended_too"}),
+    "retry held": (lambda b, c, o, k: b.control.jobs.retry(c, k.pop("job", o["held"]), **k), {"job": "held_too"}),
     "signal": (lambda b, c, o, k: b.control.jobs.signal(c, o["running"], k.pop("signal", "HUP"), **k), {"signal": "USR1"}),
     "hold": (lambda b, c, o, k: b.control.jobs.hold(c, k.pop("job", o["waiting"]), "why", **k), {"job": "waiting_too"}),
     "unhold": (lambda b, c, o, k: b.control.jobs.unhold(c, k.pop("job", o["held"]), "why", **k), {"job": "held_too"}),
@@ -245,3 +247,98 @@ async def test_a_waiting_job_changes_hands_and_counts_for_its_new_owner(bench: B
     await bench.settle()
     row = bench.lease(bench.attempt(job)["lease_id"])
     assert (row["caller"], row["owner"], bench.job(job)["state"]) == ("b", "bob", "running")
+
+
+# ---- what the taker's token may have
+
+
+async def things(bench: Bench, giver: Caller) -> dict[str, str]:
+    """One of each that can be handed over, all in pool train."""
+    return {
+        "lease": (await bench.control.leases.acquire(giver, pool="train")).lease_id,
+        "claim": await bench.queue(giver, pool="train", gpus=2),
+        "running job": await bench.submit(giver, "runs", pool="train", gpus=0, priority="high"),
+        "waiting job": await bench.submit(giver, "waits", pool="train", gpus=2, priority="high"),
+    }
+
+
+@pytest.mark.parametrize("what", ["lease", "claim", "running job", "waiting job"])
+@pytest.mark.parametrize("owner", ["alice", "bob"])
+async def test_nothing_is_handed_to_who_could_not_have_asked_for_it(make_bench, what: str, owner: str) -> None:
+    bench = await make_bench(Machine(cards=2), toml="[server]\ndefault_pool = 'train'\n[pools.train]\n[pools.debug]\n")
+    a = await bench.caller("a", "alice")
+    thing = (await things(bench, a))[what]
+    over = bench.control.leases.hand_over
+    await bench.caller("elsewhere", owner, pools=["debug"])
+    await bench.caller("humble", owner, pools=["train"], max_priority="normal")
+    await bench.caller("able", owner, pools=["debug", "train"])
+    gone = await bench.caller("gone", owner)
+    await bench.control.tokens.revoke(await bench.person(), gone.name, "left")
+    refused = {"elsewhere": "pool_out_of_reach", "gone": "no_living_token"}
+    if "job" in what:
+        refused["humble"] = "priority_too_high"
+    before = bench.dump()
+    for name, code in refused.items():
+        with pytest.raises(Forbidden) as said:
+            await over(a, thing, name)
+        assert said.value.code == code and said.value.hint
+    assert bench.dump() == before
+    answer = await over(a, thing, "able")
+    if owner == "bob":
+        assert answer["status"] == "offered"
+        answer = await over(bench.callers["able"], thing, "able")
+    assert (answer["status"], answer["holder"]) == ("handed_over", "able")
+
+
+async def test_an_offer_is_accepted_within_the_very_token_that_accepts(make_bench) -> None:
+    bench = await make_bench(toml="[server]\ndefault_pool = 'train'\n[pools.train]\n[pools.debug]\n")
+    a, able = await bench.caller("a", "alice"), await bench.caller("b", "bob")
+    lease = await bench.control.leases.acquire(a)
+    await bench.control.leases.hand_over(a, lease.lease_id, "b")
+    narrow = replace(able, pools=("debug",))  # another token of the same caller
+    with pytest.raises(Forbidden) as said:
+        await bench.control.leases.hand_over(narrow, lease.lease_id, "b")
+    assert said.value.code == "pool_out_of_reach"
+    assert (await bench.control.leases.hand_over(able, lease.lease_id, "b"))["status"] == "handed_over"
+
+
+# ---- what is remembered between asks
+
+
+async def test_a_repeat_of_a_retry_is_answered_from_the_first_whatever_the_job_has_become(bench: Bench) -> None:
+    a = await bench.caller("a")
+    blocking = await bench.submit(a, "blocks", gpus=2)
+    job = await bench.submit(a, "held", gpus=2)
+    await bench.control.jobs.hold(a, job, "wait")
+    first = await bench.control.jobs.retry(a, job, request_id="r")
+    bench.machine.finish(bench.attempt(blocking)["id"], 0)
+    await bench.settle()
+    bench.machine.finish(bench.attempt(job)["id"], 1)
+    await bench.settle()
+    again = await bench.control.jobs.retry(a, job, request_id="r")
+    assert (first.job_id, again.job_id, again.state, again.deduplicated) == (job, job, "failed", True)
+    anew = await bench.control.jobs.retry(a, job, request_id="s")
+    assert anew.job_id != job
+    other = await bench.submit(a, "other", gpus=0)
+    bench.machine.finish(bench.attempt(other)["id"], 1)
+    await bench.settle()
+    for wrong in (bench.control.jobs.retry(a, other, request_id="s"), bench.control.jobs.submit(a, JobSpec(command="held", gpus=2), request_id="s")):  # fmt: skip
+        with pytest.raises(Conflict):
+            await wrong
+
+
+async def test_an_inventory_that_changes_without_growing_is_noticed(bench: Bench) -> None:
+    a = await bench.caller("a")
+    wish = {"gpus": 1, "gpu_memory_mib": 60_000}
+    await bench.submit(a, "first", **wish)
+    whole = bench.machine.card
+    bench.machine.card = lambda n: replace(whole(n), memory_mib=24_576)  # type: ignore[method-assign]
+    await bench.disconnect()
+    await bench.connect()
+    with pytest.raises(QuotaExceeded) as refused:
+        await bench.submit(a, "second", **wish)
+    assert refused.value.code == "no_such_gpu"
+    bench.machine.card = whole  # type: ignore[method-assign]
+    await bench.disconnect()
+    await bench.connect()
+    assert await bench.submit(a, "third", **wish)

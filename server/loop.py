@@ -194,11 +194,13 @@ class Loop:
         context, now = self._context, self._context.now()
 
         def write(tx: Tx) -> None:
-            living = tx.all("SELECT id, ttl_s, hard_end_at_ms FROM lease WHERE kind = 'direct' AND state IN ('leased', 'running')"
-                            " AND expires_at_ms IS NOT NULL")  # fmt: skip
+            living = tx.all("SELECT id, ttl_s, hard_end_at_ms FROM lease WHERE kind = 'direct' AND state IN ('queued', 'leased', 'running')"
+                            " AND state <> 'queued' AND expires_at_ms IS NOT NULL")  # fmt: skip
             for row in living:
                 leases.update(tx, row["id"], expires_at_ms=min(now + row["ttl_s"] * 1000, row["hard_end_at_ms"]))
-            waiting = tx.all("SELECT id FROM lease WHERE state = 'leased' AND pickup_by_ms IS NOT NULL")
+            waiting = tx.all(
+                "SELECT id FROM lease WHERE state IN ('queued', 'leased', 'running') AND state = 'leased' AND pickup_by_ms IS NOT NULL"
+            )
             for row in waiting:
                 leases.update(tx, row["id"], pickup_by_ms=now + context.settings.pickup_s * 1000)
             if living or waiting:

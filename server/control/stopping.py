@@ -52,25 +52,30 @@ class Confirmations:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._open: dict[tuple[str, str, str], tuple[str, int]] = {}  # (caller, act, object) -> (secret, until)
 
     async def mint(self, caller: Caller, act: str, object_id: str) -> tuple[str, str]:
-        """(token, until when it may be given back as ISO time). The object's state now is part of the question."""
-        context, now = self._context, self._context.now()
-        secret = f"yes_{context.ids.secret(16)}"
+        """(token, until when it may be given back as ISO time). The object's state now is part of the question.
 
-        def write(tx: Tx) -> int:
+        Whoever asks again before it was answered gets the same question with a new time, and no row more. The tokens
+        themselves are only in memory: after a restart a question is asked anew, and an old answer still counts.
+        """
+        context, now = self._context, self._context.now()
+        for key in [key for key, (_, until) in self._open.items() if until < now]:
+            del self._open[key]
+        known = self._open.get((caller.name, act, object_id))
+        fresh = f"yes_{context.ids.secret(16)}"
+
+        def write(tx: Tx) -> tuple[str, int]:
             row = jobs.get(tx, object_id)
             if row["state"] in JOB_FINAL:
                 raise Conflict(f"{object_id} has ended already: {row['state']}", code="already_final")
-            return requests.ask(tx, caller.name, act, object_id, row["state"], secret, now)
+            if known is not None:
+                until = requests.ask_again(tx, row["state"], known[0], now)
+                if until is not None:
+                    return known[0], until
+            return fresh, requests.ask(tx, caller.name, act, object_id, row["state"], fresh, now)
 
-        return secret, iso(await context.db.write(write))
-
-    async def spend(self, caller: Caller, act: str, object_id: str, token: str) -> None:
-        """Use a token up outside an act's own transaction; prefer the act's `confirm_token`."""
-        context, now = self._context, self._context.now()
-
-        def write(tx: Tx) -> None:
-            requests.spend(tx, caller.name, act, object_id, jobs.get(tx, object_id)["state"], token, now)
-
-        await context.db.write(write)
+        secret, until = await context.db.write(write)
+        self._open[caller.name, act, object_id] = secret, until
+        return secret, iso(until)

@@ -99,6 +99,16 @@ def ask(tx: Tx, caller: str, act: str, object_id: str, object_state: str, secret
     return expires
 
 
+def ask_again(tx: Tx, object_state: str, secret: str, now_ms: int) -> int | None:
+    """Give a question that is still open its whole time anew; None where it was answered, is too old, or of another state."""
+    expires = now_ms + CONFIRM_MS
+    renewed = tx.changes(
+        "UPDATE confirmation SET expires_at_ms = ? WHERE hash = ? AND used_at_ms IS NULL AND expires_at_ms >= ? AND object_state = ?",
+        (expires, secret_hash(secret), now_ms, object_state),
+    )
+    return expires if renewed else None
+
+
 def spend(tx: Tx, caller: str, act: str, object_id: str, object_state: str, secret: str, now_ms: int) -> None:
     """Use up a confirmation, in the transaction of the act itself.
 

@@ -7,9 +7,10 @@ import sqlite3
 from cotenant.server.clock import iso_or_none
 from cotenant.server.deciding.world import World
 from cotenant.server.errors import BadRequest
-from cotenant.server.live import Seen
+from cotenant.server.live import LiveHost, Seen
 from cotenant.server.model import answers as a
-from cotenant.server.model.caller import Caller
+from cotenant.server.model.caller import Caller, may_operate
+from cotenant.server.model.states import LinkState
 from cotenant.server.model.text import clean, mask
 from cotenant.server.store import hosts as host_rows
 from cotenant.server.store.views.base import (
@@ -22,6 +23,20 @@ from cotenant.server.store.views.base import (
 )
 
 _ONLINE_MS = 120_000
+
+
+def _why(caller: Caller, live: LiveHost) -> str:
+    """Why a host is not well. What a link or hostd last said can name paths and programs: it is for who operates.
+
+    Everybody is told one of a few sentences of ours.
+    """
+    if may_operate(caller) or not live.reason:
+        return live.reason
+    if live.needs_floor:
+        return "it lost its memory of what it runs: nothing starts until what ran before has ended"
+    if live.link == LinkState.CONNECTING:
+        return "there is no connection to it yet"
+    return "it does not answer; whoever operates this server sees why"
 
 
 class FleetViews(View):
@@ -44,13 +59,13 @@ class FleetViews(View):
 
         gpus, held = await self._c.db.read(read)
         wanted = [g for g in gpus if host in (None, g["host"]) and pool in (None, g["pool"])]
-        cards = [self._gpu(g, held.get(g["uuid"], [])) for g in wanted]
+        cards = [self._gpu(caller, g, held.get(g["uuid"], [])) for g in wanted]
         if state is not None:
             one_of(state, "state", ("free", "held", "cleaning", "occupied", "sick", "lost", "unverified", "unknown"))
             cards = [card for card in cards if card.state == state]
         return a.GpuList(cards, free=sum(1 for card in cards if card.state == "free"), total=len(cards))
 
-    def _gpu(self, row: sqlite3.Row, held: list[sqlite3.Row]) -> a.GpuAnswer:
+    def _gpu(self, caller: Caller, row: sqlite3.Row, held: list[sqlite3.Row]) -> a.GpuAnswer:
         now = self._c.now()
         live = self._c.live.cards.get(row["uuid"])
         seen = live.state if live is not None else None
@@ -66,7 +81,7 @@ class FleetViews(View):
             seen.reason if seen is not None else None
         )
         if state == "unknown" and link is not None and link.reason:
-            reason = link.reason
+            reason = _why(caller, link)
         holding = first is not None and first["use"] == "held"
         until = None
         if first is not None and holding:
@@ -128,7 +143,7 @@ class FleetViews(View):
                     host=row["name"],
                     link=live.link.value if live is not None else "connecting",
                     mode=row["mode"],
-                    reason=clean(row["mode_reason"] or (live.reason if live is not None else ""), 300) or None,
+                    reason=clean(row["mode_reason"] or (_why(caller, live) if live is not None else ""), 300) or None,
                     gpus=len(mine),
                     free_gpus=sum(1 for g in mine if g["uuid"] not in busy),
                     cpus=facts.cpus if facts else None,

@@ -28,11 +28,13 @@ from cotenant.server.store.views.base import (
     time_ms,
 )
 
+_FINAL = "('succeeded', 'failed', 'cancelled')"
 _JOB_GROUPS = {
-    "active": "j.state NOT IN ('succeeded', 'failed', 'cancelled')",
-    "waiting": "j.state IN ('queued', 'held', 'preempted')",
-    "running": "j.state IN ('running', 'suspended')",
-    "final": "j.state IN ('succeeded', 'failed', 'cancelled')",
+    "active": f"j.state NOT IN {_FINAL}",
+    "waiting": f"j.state NOT IN {_FINAL} AND j.state IN ('queued', 'held', 'preempted')",
+    "running": f"j.state NOT IN {_FINAL} AND j.state IN ('running', 'suspended')",
+    # the plus keeps SQLite from an index that it would have to sort: by the ids the page is full soon
+    "final": f"+j.state IN {_FINAL}",
     "all": "1",
 }
 
@@ -172,12 +174,12 @@ class JobViews(View):
         """Jobs, newest first. `state`: active, waiting, running, final, all (default), or one state; `label` is KEY=VALUE."""
         where: list[str] = ["1"]
         values: list[Any] = []
-        if state is not None:
+        if state not in (None, "all"):
             if state in _JOB_GROUPS:
                 where.append(_JOB_GROUPS[state])
             else:
                 one_of(state, "state", (*_JOB_GROUPS, *(s.value for s in JobState)))
-                where.append("j.state = ?")
+                where.append(f"j.state {'IN' if state in JOB_FINAL else 'NOT IN'} {_FINAL} AND j.state = ?")
                 values.append(state)
         for column, value in (("j.pool", pool), ("j.owner", owner), ("j.caller", holder), ("t.host", host)):
             if value is not None:
@@ -200,14 +202,16 @@ class JobViews(View):
         if cursor is not None:
             where.append("j.id < ?")
             values.append(cursor_id(cursor, "job"))
-        source = " FROM job j LEFT JOIN attempt t ON t.job_id = j.id AND t.epoch = j.epoch WHERE "
+        table = f"job j{_index(state, holder=holder, owner=owner, since=since)}"
+        join = " LEFT JOIN attempt t ON t.job_id = j.id AND t.epoch = j.epoch"
 
         def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], int]:
             found = c.execute(
-                f"SELECT j.*, t.host AS host{source}{' AND '.join(where)} ORDER BY j.id DESC LIMIT ?",
+                f"SELECT j.*, t.host AS host FROM {table}{join} WHERE {' AND '.join(where)} ORDER BY j.id DESC LIMIT ?",
                 (*values, limit + 1),
             ).fetchall()
-            total = c.execute(f"SELECT count(*){source}{' AND '.join(count_where)}", count_values).fetchone()[0]
+            counted = f"SELECT count(*) FROM {table}{join if host is not None else ''} WHERE {' AND '.join(count_where).replace('+j.state', 'j.state')}"
+            total = c.execute(counted, count_values).fetchone()[0]
             return found, int(total)
 
         found, total = await self._c.db.read(read)
@@ -268,3 +272,19 @@ class JobViews(View):
             config=dict(spec.config), simulated=any(self._simulated(s.uuid) for s in slots),
             spec=spec.model_dump(mode="json", exclude={"env", "secrets"}, exclude_none=True), dry_run=True, would_start=keys is not None,
         )  # fmt: skip
+
+
+def _index(state: str | None, *, holder: str | None, owner: str | None, since: str | None) -> str:
+    """The index that a list of jobs goes by: SQLite knows nothing of how few live, or are somebody's.
+
+    Without any of these it goes by the ids, newest first, until the page is full.
+    """
+    if state is not None and state not in ("all", "final", *JOB_FINAL):
+        return " INDEXED BY job_living"
+    if holder is not None:
+        return " INDEXED BY job_by_caller"
+    if owner is not None:
+        return " INDEXED BY job_by_owner"
+    if since is not None:
+        return " INDEXED BY job_by_time"
+    return " INDEXED BY job_final" if state in JOB_FINAL else ""

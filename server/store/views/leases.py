@@ -23,6 +23,9 @@ from cotenant.server.store.views.base import (
     slot_answer,
 )
 
+_LIVING = "('queued', 'leased', 'running')"
+_FINAL = "('released', 'expired', 'revoked', 'withdrawn')"
+
 
 class LeaseViews(View):
     """Reads of leases."""
@@ -51,14 +54,15 @@ class LeaseViews(View):
         where: list[str] = ["1"]
         values: list[Any] = []
         if state in (None, "active"):
-            where.append("state IN ('queued', 'leased', 'running')")
+            where.append(f"state IN {_LIVING}")
         elif state != "all":
             one_of(
                 state,
                 "state",
                 ("active", "all", "queued", "leased", "running", "released", "expired", "revoked", "withdrawn"),
             )
-            where.append("state = ?")
+            group = _LIVING if state in ("queued", "leased", "running") else _FINAL
+            where.append(f"state IN {group} AND state = ?")
             values.append(state)
         for column, value in (("caller", holder), ("owner", owner), ("pool", pool), ("host", host)):
             if value is not None:
@@ -68,10 +72,11 @@ class LeaseViews(View):
             where.append("id < ?")
             values.append(cursor_id(cursor, "lse"))
         limit = checked_limit(limit, 200)
+        index = _index(state, holder=holder, owner=owner)
 
         def read(c: sqlite3.Connection) -> list[tuple[sqlite3.Row, list[sqlite3.Row]]]:
             found = c.execute(
-                f"SELECT * FROM lease WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (*values, limit + 1)
+                f"SELECT * FROM lease{index} WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?", (*values, limit + 1)
             ).fetchall()
             return [(row, lease_rows.slots(c, row["id"])) for row in found]
 
@@ -159,3 +164,14 @@ class LeaseViews(View):
             bool(row["draining"]),
             notice,
         )
+
+
+def _index(state: str | None, *, holder: str | None, owner: str | None) -> str:
+    """The index that a list of leases goes by: SQLite knows nothing of how few live, or are somebody's."""
+    if state in (None, "active", "queued", "leased", "running"):
+        return " INDEXED BY lease_living"
+    if holder is not None:
+        return " INDEXED BY lease_by_holder"
+    if owner is not None:
+        return " INDEXED BY lease_by_owner"
+    return "" if state == "all" else " INDEXED BY lease_final"

@@ -25,11 +25,13 @@ ENDED_WITHIN_MS: Final = 24 * 3600 * 1000
 _WORKING_JOBS = """
 SELECT j.*, t.host, t.lease_id, t.started_at_ms AS begun_at_ms, t.state AS attempt_state
 FROM job j LEFT JOIN attempt t ON t.job_id = j.id AND t.epoch = j.epoch
-WHERE j.state IN ('provisioning', 'deploying', 'running', 'suspended', 'stopping', 'lost')
+WHERE j.state NOT IN ('succeeded', 'failed', 'cancelled')
+  AND j.state IN ('provisioning', 'deploying', 'running', 'suspended', 'stopping', 'lost')
 ORDER BY coalesce(j.started_at_ms, j.queued_at_ms) DESC, j.id DESC
 """
 _DIRECT_LEASES = """
-SELECT * FROM lease WHERE kind = 'direct' AND state IN ('leased', 'running') ORDER BY granted_at_ms DESC, id DESC
+SELECT * FROM lease WHERE kind = 'direct' AND state IN ('queued', 'leased', 'running') AND state <> 'queued'
+ORDER BY granted_at_ms DESC, id DESC
 """
 _ENDED = """
 SELECT state, failure_class, caller, owner, pool, count(*) AS jobs FROM job WHERE ended_at_ms >= ?
@@ -46,7 +48,10 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
         since = now - ENDED_WITHIN_MS
 
         def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], ...]:
-            waiting = "SELECT id, name, state FROM job WHERE state IN ('queued', 'held', 'preempted')"
+            waiting = (
+                "SELECT id, name, state FROM job WHERE state NOT IN ('succeeded', 'failed', 'cancelled')"
+                " AND state IN ('queued', 'held', 'preempted')"
+            )
             slots = "SELECT * FROM lease_slot WHERE use <> 'freed' ORDER BY host, idx, uuid, share"
             queries: tuple[tuple[str, tuple[Any, ...]], ...] = (
                 (_WORKING_JOBS, ()), (_DIRECT_LEASES, ()), (slots, ()), (waiting, ()), (_ENDED, (since,)),

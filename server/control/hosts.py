@@ -359,6 +359,8 @@ class Hosts:
     async def _lose(self, host: str, reason: str, only: str | None = None) -> None:
         """What runs on a host that does not answer is lost: not known, not failed."""
         context, now = self._context, self._context.now()
+        # what a link or hostd last said is for who operates: it stands in host.lost alone
+        said = "its host does not answer" if only is None else reason
 
         def write(tx: Tx) -> None:
             if only is None and host in context.hosts:
@@ -374,10 +376,10 @@ class Hosts:
                     "suspended",
                 ):
                     jobs.move_attempt(tx, attempt["id"], AttemptState.LOST)
-                    jobs.move(tx, attempt["job_id"], JobState.LOST, now, by_epoch=attempt["epoch"], message=reason)
+                    jobs.move(tx, attempt["job_id"], JobState.LOST, now, by_epoch=attempt["epoch"], message=said)
                     job = jobs.get(tx, attempt["job_id"])
                     events.append(tx, "job.lost", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"],
-                                  attempt_id=attempt["id"], host=host, old=attempt["job_state"], new="lost", reason=reason)  # fmt: skip
+                                  attempt_id=attempt["id"], host=host, old=attempt["job_state"], new="lost", reason=said)  # fmt: skip
             if only is None:
                 events.append(
                     tx,

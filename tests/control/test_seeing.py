@@ -396,5 +396,28 @@ async def test_a_reason_that_a_person_gave_stands_in_errors_as_a_quoted_text_onl
 async def test_why_a_host_is_away_is_cut_to_a_length(bench: Bench) -> None:
     await bench.disconnect()
     await bench.control.hosts.lost("local", "hostd ended; its last words: " + "x\n" * 1000)
-    shown = (await bench.control.views.list_hosts(await bench.caller("a"))).hosts[0]
+    shown = (await bench.control.views.list_hosts(await bench.person())).hosts[0]
     assert shown.reason is not None and len(shown.reason) == 300 and "\n" not in shown.reason
+
+
+async def test_the_last_words_of_hostd_are_for_who_operates(bench: Bench) -> None:
+    words = "hostd ended; its last words: cannot bind /srv/secret-place/hostd.sock"
+    a, person = await bench.caller("a", "alice"), await bench.person()
+    reader = await bench.caller("reader", "paula", "human", "read")
+    job = await bench.submit(a)
+    await bench.disconnect()
+    for moment in ("suspect", "lost"):
+        await bench.control.hosts.lost("local", words)
+        if moment == "lost":
+            await bench.advance(25)
+        for caller in (a, reader):
+            host = (await bench.control.views.list_hosts(caller)).hosts[0]
+            assert (host.link, host.reason) == (moment, "it does not answer; whoever operates this server sees why")
+            assert "secret-place" not in await everything(bench, caller.name)
+        assert "secret-place" in ((await bench.control.views.list_hosts(person)).hosts[0].reason or "")
+        assert "secret-place" in ((await bench.control.views.list_gpus(person)).gpus[1].reason or "")
+    assert bench.job(job)["message"] == "its host does not answer"
+    (lost,) = (await bench.control.views.list_events(person, types=["host.lost"])).events
+    assert "secret-place" in (lost.reason or "")
+    await bench.control.hosts.refused("local", "other_cluster", "it obeys /srv/secret-place", {"cluster_id": "x"})
+    assert "secret-place" not in await everything(bench, "a")

@@ -47,7 +47,9 @@ _POOL_KEYS: dict[str, Key] = {
     "order": Key("choice", "order within one priority", "fifo", choices=("fifo",)),
     "default_hours": Key("int", "hard end, in hours, of a lease or job that names none", 24, low=1, high=744),
     "paused": Key("bool", "nothing new starts while true", False),
-    "draining": Key("bool", "what runs finishes, nothing new starts, nothing is renewed", False),
+    "draining": Key(
+        "bool", "what runs finishes, by its hard end at the latest; nothing new starts, and no new attempt", False
+    ),
     "owner_cap": Key("int", "cards at once for one owner in this pool; unset: no such cap"),
     "agent_cap": Key("int", "cards at once for one caller in this pool; unset: no such cap"),
     "owner_jobs": Key("int", "jobs and direct leases at once for one owner in this pool; unset: no such cap"),

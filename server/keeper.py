@@ -12,6 +12,7 @@ from typing import cast, get_args
 
 from cotenant.hostd.protocol import CardState
 from cotenant.server.config import Settings
+from cotenant.server.deciding.draining import draining
 from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Holding, HostView, Slot, SlotKey, SlotState, World
 from cotenant.server.live import Live
 from cotenant.server.model.states import LinkState
@@ -51,6 +52,11 @@ class Keeper:
         self._hosts: tuple[HostView, ...] = ()
         self._gpu_ms: tuple[tuple[str, int], ...] = ()
         self._count_hours = any(o.gpu_hours is not None for o in settings.owners.values())
+        # without any of these rules nothing ever drains, and nobody has to look
+        pools, owners = settings.pools.values(), settings.owners.values()
+        caps = [cap for pool in pools for cap in (pool.cap, pool.owner_cap, pool.agent_cap)] + [o.cap for o in owners]
+        self._may_drain = any(pool.draining or pool.reserve for pool in pools) or any(cap is not None for cap in caps)
+        self._draining: tuple[int, frozenset[str]] = (-1, frozenset())
         db.on_commit(self._committed)
 
     def foresee(self, dirty: set[tuple[str, str]]) -> None:
@@ -91,6 +97,12 @@ class Keeper:
                     slot = self._base.get(key)
                     used += slot.units if slot is not None else 0 if key[1] == "cpu" else UNITS_PER_CARD
         return used, cards if cap is None else cap * UNITS_PER_CARD
+
+    def draining(self) -> frozenset[str]:
+        """Living leases that drain (as of the last refresh): see `deciding.draining`."""
+        if self._may_drain and self._draining[0] != self.version:
+            self._draining = (self.version, draining(self.world(waiting=False)))
+        return self._draining[1]
 
     def holder_of(self, host: str, uuid: str) -> str | None:
         """The living lease on the card's first share, or None (as of the last refresh)."""

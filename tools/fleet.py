@@ -51,7 +51,7 @@ async def list_queues(
     """See who waits in each pool's waiting line, in which order, for how many cards and why.
 
     entries are in the order in which they will be served; blocker is the main reason each one waits; paused means that
-    a person stopped the queue. Use it to see who is before you and to choose a pool with a short line; get_job has
+    a person stopped the queue, draining that what runs there finishes and nothing new starts. Use it to see who is before you and to choose a pool with a short line; get_job has
     the full reasons of one job. Being far behind is no reason to submit again.
     """
     return await call.control.views.list_queues(call.caller, pool=pool, limit=limit)

@@ -101,6 +101,7 @@ class PoolQuota:
     agent_cap: int | None
     waiting: int
     paused: bool
+    draining: bool  # what is held finishes, nothing new is given
     order: str
     default_hours: int
     set_by: str
@@ -224,6 +225,7 @@ class QueueAnswer:
     pool: str
     order: str
     paused: bool
+    draining: bool  # what is held finishes, nothing new is given
     running: int
     waiting: int
     entries: list[QueueEntry]

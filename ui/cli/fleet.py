@@ -108,7 +108,7 @@ def act_queues(args: argparse.Namespace) -> int:
     for number, queue in enumerate(answer["queues"]):
         if number:
             show.out()
-        paused = ", paused" if queue["paused"] else ""
+        paused = "".join(f", {mark}" for mark in ("paused", "draining") if queue.get(mark))
         head = (
             f"{queue['pool']}: {queue['running']} running, {queue['waiting']} waiting, order {queue['order']}{paused}"
         )

@@ -43,7 +43,12 @@ def row(pool: dict[str, Any]) -> tuple[Any, ...]:
     """One line of the table of pools."""
     marks = [
         mark
-        for mark, on in (("paused", pool["paused"]), ("near cap", pool["near_cap"]), ("simulated", pool["simulated"]))
+        for mark, on in (
+            ("paused", pool["paused"]),
+            ("draining", pool.get("draining")),
+            ("near cap", pool["near_cap"]),
+            ("simulated", pool["simulated"]),
+        )
         if on
     ]
     return (

@@ -31,6 +31,9 @@ class View:
         self._c = context
         self._eyes = eyes
 
+    def _drains(self, lease_id: str) -> bool:
+        return lease_id in self._c.keeper.draining()
+
     def _near_cap(self, pool: str) -> bool:
         """Told from 90 % of the cap on (design section 6)."""
         if pool not in self._c.settings.pools:

@@ -199,7 +199,9 @@ class FleetViews(View):
                 for ask in waiting[: checked_limit(limit, 500)]
             ]
             running = sum(1 for h in world.holdings if h.pool == name)
-            queues.append(a.QueueAnswer(name, rules.order, rules.paused, running, len(waiting), entries))
+            queues.append(
+                a.QueueAnswer(name, rules.order, rules.paused, rules.draining, running, len(waiting), entries)
+            )
         return a.QueueList(queues)
 
     async def _names(self, ids: list[str]) -> dict[str, str]:

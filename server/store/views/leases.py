@@ -109,7 +109,7 @@ class LeaseViews(View):
             hard_end_at=iso_or_none(hard_end),
             hard_end_in_s=left_s(hard_end, now),
             hard_end_from=row["hours_from"],
-            draining=bool(row["draining"]),
+            draining=living and self._drains(row["id"]),
             job_id=row["job_id"],
             pickup_by=iso_or_none(row["pickup_by_ms"]) if living else None,
             ended_at=iso_or_none(row["ended_at_ms"]),
@@ -150,8 +150,8 @@ class LeaseViews(View):
         notice = None
         if row["kind"] == "job":
             notice = "This lease belongs to a job and lives with it; it needs no heartbeat."
-        elif row["draining"]:
-            notice = "The lease is draining: finish what you have; it is not renewed past its hard end."
+        elif self._drains(row["id"]):
+            notice = "The lease is draining: finish what you have; it is not renewed past its hard end, and nothing new is given."
         elif expires is not None and expires >= row["hard_end_at_ms"]:
             notice = "The hard end comes before a whole ttl: finish by then, a new lease has to be asked for."
         return a.HeartbeatAnswer(
@@ -161,7 +161,7 @@ class LeaseViews(View):
             iso_or_none(expires),
             left_s(expires, now),
             iso(row["hard_end_at_ms"]),
-            bool(row["draining"]),
+            self._drains(row["id"]),
             notice,
         )
 

@@ -129,7 +129,7 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             for_s=None if begun is None else max(0, (now - begun) // 1000),
             until=iso_or_none(until),
             left_s=left_s(until, now),
-            draining=False,
+            draining=row["lease_id"] is not None and self._drains(row["lease_id"]),
             simulated=any(self._simulated(slot["uuid"]) for slot in slots),
         )
 
@@ -151,7 +151,7 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             for_s=max(0, (now - row["granted_at_ms"]) // 1000),
             until=iso(until),
             left_s=left_s(until, now),
-            draining=bool(row["draining"]),
+            draining=self._drains(row["id"]),
             simulated=any(self._simulated(slot["uuid"]) for slot in slots),
         )
 

@@ -78,6 +78,7 @@ class QuotaViews(View):
             agent_cap=rules.agent_cap,
             waiting=sum(1 for ask in world.asks if ask.pool == name),
             paused=rules.paused,
+            draining=rules.draining,
             order=rules.order,
             default_hours=rules.default_hours,
             set_by=rules.set_by,

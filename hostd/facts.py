@@ -11,7 +11,7 @@ from cotenant.hostd.cards import Driver
 from cotenant.hostd.protocol import HostFacts
 
 #: Of this payload; the package's own version where it is installed.
-VERSION = "0.1.0"
+VERSION = "0.1.0"  # of the whole package: pyproject.toml takes it from here
 
 
 def read_facts(state_directory: str, driver: Driver) -> HostFacts:

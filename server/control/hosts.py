@@ -26,6 +26,7 @@ from cotenant.server.model.text import clean
 from cotenant.server.store import events, jobs, leases, meta
 from cotenant.server.store import hosts as rows
 from cotenant.server.store.db import Tx
+from cotenant.server.version import version
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Hosts:
             protocol_min=max(1, protocol.PROTOCOL - 1),
             take_over=name in self.take_over,
             fence=self._fence(),
+            server_version=version(),
         )
 
     # ---- a link comes up

@@ -12,10 +12,15 @@ from cotenant.hostd.protocol import CardProcess
 from cotenant.server.errors import Conflict, Unreachable
 from cotenant.server.services import DATABASE
 from cotenant.server.store.db import StoreRefused
+from cotenant.server.version import version
 
 
 def stale(bench: Bench) -> int:
     return len(bench.events("write.stale"))
+
+
+async def test_a_host_is_told_which_server_greets_it(bench: Bench) -> None:
+    assert bench.control.hosts.hello("local").server_version == version() != ""
 
 
 # ---- away

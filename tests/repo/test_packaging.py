@@ -6,11 +6,16 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from cotenant.hostd import facts
+from cotenant.server.version import version
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ["server", "tools", "resources", "prompts", "hostd", "ui"]
@@ -124,3 +129,11 @@ def serves(cotenant: Path, folder: Path) -> None:
                 with contextlib.suppress(OSError):
                     if str(data).encode() in cmdline.read_bytes():
                         os.kill(int(cmdline.parent.name), signal.SIGTERM)
+
+
+def test_both_ends_of_a_link_know_the_version_of_the_package() -> None:
+    """It stands in one place, from where the build takes it: a host has no package that could be asked."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["project"]["dynamic"] == ["version"] and "version" not in settings["project"]
+    assert (ROOT / settings["tool"]["hatch"]["version"]["path"]).samefile(str(facts.__file__))
+    assert version() == metadata.version("cotenant") == facts.VERSION

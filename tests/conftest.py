@@ -6,12 +6,18 @@ program; each says what was missing.
 
 import os
 import signal
+import tempfile
 
 import pytest
 
 # A shell that starts the suite in the background hands SIGINT on as ignored, and every program under test would inherit
 # that: the tests that interrupt one would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Two suites on one machine, or what an earlier one left, must not look like each other's lost processes.
+if "COTENANT_LOCK_DIR" not in os.environ:
+    os.environ["COTENANT_LOCK_DIR"] = tempfile.mkdtemp(prefix="cotenant-locks-")
+    os.chmod(os.environ["COTENANT_LOCK_DIR"], 0o1777)  # some tests run as other users
 
 pytest_plugins = ["labfixtures"]  # tests/lab is on the path: pyproject.toml, pythonpath
 

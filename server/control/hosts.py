@@ -77,7 +77,7 @@ class Hosts:
         reports = {report.attempt_id: report for report in welcome.attempts}
         amnesia, claims = await context.db.write(lambda tx: self._greet(tx, name, welcome, now))
         self._sightings.wrote(name, welcome.cards, claims, all_of_them=_lists_all(welcome))
-        unsure = welcome.needs_floor and await host.set_floor(self._floor())
+        unsure = welcome.needs_floor and await host.set_floor(self._fence())
         self._sightings.see(name, welcome.cards, welcome.facts, now)
         live = context.live.hosts.setdefault(name, LiveHost())
         live.needs_floor = unsure
@@ -111,10 +111,6 @@ class Hosts:
             self._context.db.peek(lambda c: c.execute("SELECT value FROM counter WHERE name = 'fence'").fetchone()[0])
         )
 
-    def _floor(self) -> int:
-        """What a host that lost its memory refuses starts below; 0 would be no floor to it, and 1 is the first fence."""
-        return max(1, self._fence())
-
     def _greet(self, tx: Tx, name: str, welcome: Welcome, now: int) -> tuple[bool, dict[str, str]]:
         """Write down who the host is: (whether it lost its memory within the same boot, cards that are another's)."""
         old = rows.get(tx.connection, name)
@@ -139,8 +135,9 @@ class Hosts:
         if amnesia:
             events.append(tx, "host.amnesia", LOOP, now, severity="critical", host=name, old=old["state_id"] if old else None,
                           new=welcome.state_id, reason="the host's state directory is another one within the same boot")  # fmt: skip
-        # no fence may repeat, whatever past this database has: start above everything the host has seen
-        meta.lift(tx, "fence", welcome.max_fence)
+        # No fence may repeat, whatever past this database has: start above everything the host has seen. A host that lost
+        # its memory gets the counter as its floor; 0 would be none to it, and a floor above the counter a future to the next start.
+        meta.lift(tx, "fence", max(welcome.max_fence, 1 if welcome.needs_floor else 0))
         return amnesia, self._sightings.greet(tx, name, welcome.cards, now, all_of_them=_lists_all(welcome))
 
     async def _settle_attempt(
@@ -186,7 +183,7 @@ class Hosts:
         """A host that lost its memory is asked again whether what it ran before has ended."""
         context = self._context
         host, live = context.hosts.get(name), context.live.hosts.get(name)
-        if host is None or live is None or await host.set_floor(self._floor()):
+        if host is None or live is None or await host.set_floor(self._fence()):
             return
         live.needs_floor, live.reason = False, ""
         self._holds.ask_now(name)

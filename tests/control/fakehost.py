@@ -201,15 +201,18 @@ class Machine:
         )
         if not moved and old:
             raise Refused("old_incarnation", "a newer start was here", {"incarnation": self.incarnation})
+        highest = max([self.floor, *self.fences.values()])
+        if not moved and not hello.take_over and hello.fence is not None and hello.fence < highest:
+            raise Refused("old_incarnation", "the records are of an older past", {"fence": highest})
         self.cluster_id, self.incarnation, self.nonce = hello.cluster_id, hello.incarnation, hello.nonce
         return Welcome(
-            protocol.PROTOCOL, self.state_id, self.boot_id, 1, max([self.floor, *self.fences.values()]), self.amnesia, self.facts(),
+            protocol.PROTOCOL, self.state_id, self.boot_id, 1, highest, self.amnesia, self.facts(),
             tuple(self.card(n) for n in range(self.cards)), tuple(self.attempts.values()), tuple(self.holds),
         )  # fmt: skip
 
     def set_floor(self, fence: int) -> dict[str, Any]:
         self.floor = max(self.floor, fence)
-        if self.amnesia and not self.orphans():
+        if self.amnesia and self.floor > 0 and not self.orphans():
             self.amnesia = False
         return {"needs_floor": self.amnesia}
 

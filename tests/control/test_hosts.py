@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 from bench import Bench
@@ -522,3 +523,18 @@ async def test_a_card_belongs_to_one_host_entry(make_bench) -> None:
     a = await bench.caller("a")
     assert [(g.host, g.uuid) for g in (await bench.control.views.list_gpus(a)).gpus] == [("local", "SIM-local-0")]
     assert bench.events("gpu.changed")[0]["new"] == "refused"
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+async def test_a_host_that_lost_its_memory_before_any_grant_obeys_the_next_start_too(
+    tmp_path: Path, restarts: int
+) -> None:
+    """Its floor is a fence that the records know, so that no later start looks like an older past to it."""
+    machine = Machine()
+    machine.lose_memory()
+    async with Bench(tmp_path, machine) as bench:
+        for _ in range(restarts):
+            await bench.restart(kill=True)
+        a = await bench.caller("a")
+        assert bench.job(await bench.submit(a))["state"] == "running"
+        bench.check()

@@ -368,7 +368,8 @@ class Rig:
         self.mark = uuid.uuid4().hex
         # what a test runner adds would reach servers and jobs
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("COTENANT_", "PYTEST_"))}
-        self.env = {**clean, MARK: self.mark, **(env or {})}
+        own = {MARK: self.mark, "COTENANT_LOCK_DIR": str(folder / "card-locks")}
+        self.env = {**clean, **own, **(env or {})}
         self.ran = folder / "ran"
         self.locks = folder / "locks"
         self.locks.mkdir(exist_ok=True)
@@ -427,6 +428,7 @@ class Rig:
             client.close()
         for server in self._servers:
             server.kill()
+            print(f"--- what {server.log.name} ends with\n{server.said()[-20_000:]}")  # shown for a test that failed
 
         def gone() -> bool:
             left = self.processes()

@@ -120,7 +120,11 @@ class Drivers:
             time.sleep(0.05)
             return bool(client.job(job_id)["state"] in FINAL)
 
-        until(over, f"{job_id} ends by its signal", 120)
+        try:
+            until(over, f"{job_id} ends by its signal", 120)
+        except AssertionError as error:
+            seen = client.surely("list_events", job_id=job_id, limit=50)["events"]
+            raise AssertionError(f"{error}: {client.job(job_id)} {seen}") from None
 
     def leases(self, client: Client, chance: random.Random, name: str, number: int) -> None:
         """One direct lease: asked for, kept a while, given back."""

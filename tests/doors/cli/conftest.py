@@ -27,7 +27,7 @@ PATIENCE_S = 30
 def clean_env(**more: str) -> dict[str, str]:
     """This environment without what would name another server or token."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("COTENANT_", "XDG_"))}
-    return {**env, "NO_COLOR": "1", **more}
+    return {**env, "NO_COLOR": "1", "COTENANT_LOCK_DIR": os.environ["COTENANT_LOCK_DIR"], **more}
 
 
 @dataclass(frozen=True)

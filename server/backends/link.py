@@ -203,8 +203,8 @@ class HostLink:
             if self._writer is not None:
                 asyncio.get_running_loop().call_later(self._tell_again_s, self._writer.close)
             return
-        if self._writer is not None:
-            self._writer.write(protocol.encode({"op": "ack", "args": {"seq": seq}}))
+        with contextlib.suppress(ConnectionError):  # it is told again after the next hello
+            self._write(protocol.encode({"op": "ack", "args": {"seq": seq}}))
 
     def _drop(self, writer: asyncio.StreamWriter) -> None:
         self._writer = None
@@ -216,16 +216,34 @@ class HostLink:
 
     # ---- asking
 
-    async def _call(self, op: str, args: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
+    def _write(self, frame: bytes) -> asyncio.StreamWriter:
+        """Put a frame on its way.
+
+        Raises:
+            ConnectionError: there is no connection any more; nothing of the frame was sent.
+        """
         writer = self._writer
-        if writer is None:
-            raise Unreachable(f'host "{self.name}" does not answer', hint="list_hosts shows why.", retry_after_s=10)
+        if writer is None or writer.is_closing():
+            raise ConnectionResetError("not connected")
+        try:
+            writer.write(frame)
+        except RuntimeError as error:
+            # uvloop's word for a transport whose end nobody has read yet
+            raise ConnectionResetError(str(error)) from error
+        return writer
+
+    async def _call(self, op: str, args: Any, timeout_s: float = REPLY_TIMEOUT_S) -> Any:
         self._next_id += 1
         request_id = self._next_id
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
         try:
-            writer.write(protocol.request(request_id, op, args))
+            try:
+                writer = self._write(protocol.request(request_id, op, args))
+            except ConnectionError as error:
+                raise Unreachable(
+                    f'host "{self.name}" does not answer', hint="list_hosts shows why.", retry_after_s=10
+                ) from error
             async with asyncio.timeout(timeout_s):
                 await writer.drain()
                 return await future

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from cotenant.hostd import protocol
 from cotenant.hostd.protocol import Hello, HostFacts, Welcome
@@ -196,3 +198,30 @@ async def test_without_a_connection_nothing_is_sent(tmp_path: Path) -> None:
     )
     with pytest.raises(Unreachable):
         await link.set_floor(1)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("how", ["close", "abort"])
+def test_a_connection_whose_end_nobody_has_read_yet_takes_nothing(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop], how: str
+) -> None:
+    """On the server's own loop such a write is a RuntimeError, not the OSError of asyncio's."""
+
+    async def scene() -> None:
+        events = Events()
+        async with Linked(tmp_path, events) as linked:
+            await asyncio.wait_for(events.welcomed.wait(), 10)
+            assert linked.link._writer is not None
+            getattr(linked.link._writer.transport, how)()
+            with pytest.raises(Unreachable):
+                await linked.link.set_floor(1)
+            linked.link._acknowledge(7, done(None))
+            await linked.peer.until(lambda: linked.peer.hellos == 2)
+
+    def done(result: object) -> asyncio.Future[object]:
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        future.set_result(result)
+        return future
+
+    with contextlib.closing(loop()) as running:
+        running.run_until_complete(asyncio.wait_for(scene(), 30))

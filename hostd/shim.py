@@ -136,18 +136,21 @@ class _Ended:
         fcntl.flock(record, fcntl.LOCK_UN)
 
     def wait(self, control: socket.socket) -> Tuple[Optional[Dict[str, Any]], List[int]]:
-        """The next request. The end is synced when none comes soon."""
+        """The next request. The end is synced when none comes soon, or hostd is gone."""
         poll = select.poll()
         poll.register(control, select.POLLIN)
         if not poll.poll(SYNC_AFTER_S * 1000):
             self.sync()
         try:
-            return _receive(control)
+            request, fds = _receive(control)
         except OSError:
-            return None, []
+            request, fds = None, []
+        if request is None:
+            self.sync()
+        return request, fds
 
     def sync_unless(self, stored: bool) -> Callable[[], None]:
-        """What is left to do once the next command runs. Without a next one there is nothing to wait for."""
+        """What is left to do once the next command runs: the server may not have the end yet."""
         if stored and self._record >= 0:
             os.close(self._record)
             self._record = -1

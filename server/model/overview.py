@@ -89,15 +89,31 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Alert:
+    """Something that a person should look at. `what` is our sentence, `reason` may quote a driver or a person."""
+
+    severity: str  # warning | critical
+    about: str
+    what: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class Overview:
-    """`at` is when this was read; each card and host says itself when it was observed. Lists are cut, totals are not."""
+    """`at` is when this was read; each card and host says itself when it was observed. Lists are cut, totals are not.
+
+    `headline` is the whole in one sentence, and changes only when something that counts has changed.
+    """
 
     at: str
+    headline: str
+    alerts: list[Alert]
     me: MyQuota
     pools: list[PoolNow]
     gpus: list[GpuAnswer]
     gpus_free: int
     gpus_total: int
+    gpus_stale: list[str]  # UUIDs of cards that may look otherwise by now
     hosts: list[HostAnswer]
     working: list[Work]
     working_total: int

@@ -27,6 +27,8 @@ WRITES = frozenset({
     "acquire_lease", "release_lease", "hand_over", "submit_job", "cancel_job", "retry_job", "signal_job", "hold_job", "release_job",
 })  # fmt: skip
 ANSWER_S = 30.0
+#: A stream on which nothing comes for this long is opened anew: the other end may have gone without a word.
+QUIET_S = 60.0
 #: Refusals that only say "not now": the server is going down, or its storage is busy for a moment.
 NOT_NOW = frozenset({"unavailable", "shutting_down", "storage_busy"})
 
@@ -82,33 +84,52 @@ class Client:
                 raise
             raise Torn(f"The server went away in the middle; it may have been done. {exc.text}") from exc
 
+    def read_resource(self, uri: str) -> Answer:
+        """What a resource shows now.
+
+        Raises:
+            ToolRefused, TokenRefused, NoServer, Torn: see problems.py.
+        """
+        try:
+            frame = self._frame(self._ask("resources/read", {"uri": uri}, uri, ANSWER_S), None)
+        except Torn:  # reading changes nothing
+            frame = self._frame(self._ask("resources/read", {"uri": uri}, uri, ANSWER_S), None)
+        try:
+            value = json.loads(self._result(frame, uri)["contents"][0]["text"])
+        except (KeyError, IndexError, TypeError, ValueError):
+            value = None
+        if not isinstance(value, dict):
+            raise Problem(f"The answer about {uri} has no content. Is the server of another version?")
+        return value
+
+    def listen(self, uris: list[str]) -> Iterator[str]:
+        """Which of these resources to read again: each once at the begin, then whenever it changes. Ends when the server stops.
+
+        A kept connection of its own is needed: use a `twin`.
+
+        Raises:
+            ToolRefused, TokenRefused, NoServer, Torn: see problems.py. Torn also after a long silence; then listen again.
+        """
+        reply = self._ask("subscriptions/listen", {"notifications": {"resourceSubscriptions": uris}}, None, QUIET_S)
+        if not reply.headers.get("content-type", "").startswith("text/event-stream"):
+            self._result(self._json(reply.body(), reply), "subscriptions/listen")
+            return
+        for data in reply.events():
+            frame = self._json(data, reply)
+            if frame.get("id") == self._last_id:
+                self._result(frame, "subscriptions/listen")
+                return
+            if frame.get("method") == "notifications/subscriptions/acknowledged":
+                yield from uris  # from here on nothing is missed, so what was read before may be old
+            elif frame.get("method") == "notifications/resources/updated":
+                yield str((frame.get("params") or {}).get("uri"))
+        raise Torn(f"The stream of {self.place.url} broke off.")
+
     def _tool(self, name: str, args: Answer, on_progress: Progress | None, answer_s: float) -> Answer:
-        self._last_id += 1
-        meta: Answer = {
-            "io.modelcontextprotocol/protocolVersion": PROTOCOL,
-            "io.modelcontextprotocol/clientCapabilities": {},
-            "io.modelcontextprotocol/clientInfo": {"name": "cotenant-cli", "version": "1"},
-        }
-        if on_progress is not None:
-            meta["progressToken"] = self._last_id
-        body = {
-            "jsonrpc": "2.0",
-            "id": self._last_id,
-            "method": "tools/call",
-            "params": {"name": name, "arguments": args, "_meta": meta},
-        }
-        reply = self._post(
-            "/mcp",
-            body,
-            {
-                "Accept": "application/json, text/event-stream",
-                "MCP-Protocol-Version": PROTOCOL,
-                "Mcp-Method": "tools/call",
-                "Mcp-Name": name,
-            },
-            answer_s,
+        progress = {} if on_progress is None else {"progressToken": self._last_id + 1}
+        frame = self._frame(
+            self._ask("tools/call", {"name": name, "arguments": args}, name, answer_s, progress), on_progress
         )
-        frame = self._frame(reply, on_progress)
         if (error := frame.get("error")) is not None:
             raise ToolRefused(
                 f"rpc_{error.get('code', 'error')}",
@@ -116,6 +137,34 @@ class Client:
                 command=self._command,
             )
         return _outcome(frame.get("result"), name, self._command)
+
+    def _ask(self, method: str, params: Answer, name: str | None, answer_s: float, meta: Answer | None = None) -> Reply:
+        """Send one request of the protocol; its answer is read by the caller."""
+        self._last_id += 1
+        about = {
+            "io.modelcontextprotocol/protocolVersion": PROTOCOL,
+            "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientInfo": {"name": "cotenant-cli", "version": "1"},
+            **(meta or {}),
+        }
+        body = {"jsonrpc": "2.0", "id": self._last_id, "method": method, "params": {**params, "_meta": about}}
+        headers = {
+            "Accept": "application/json, text/event-stream",
+            "MCP-Protocol-Version": PROTOCOL,
+            "Mcp-Method": method,
+        }
+        if name is not None:
+            headers["Mcp-Name"] = name
+        return self._post("/mcp", body, headers, answer_s)
+
+    def _result(self, frame: Answer, what: str) -> Answer:
+        """The result in an answer that is no tool's, or the refusal as ToolRefused."""
+        if (error := frame.get("error")) is not None:
+            data = error.get("data") if isinstance(error.get("data"), dict) else {}
+            code = str(data.get("code") or f"rpc_{error.get('code', 'error')}")
+            raise ToolRefused(code, f"The server refused {what}: {error.get('message', 'no reason given')}")
+        result = frame.get("result")
+        return result if isinstance(result, dict) else {}
 
     def operate(self, verb: str, args: Answer, reason: str) -> Answer:
         """Do what only people may do; never sent twice.

@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "start the server and stay"),
     "demo": ("demo", "see two agents share a card, start to end"),
     "status": ("status", "who holds what, what runs, what waits"),
+    "top": ("top", "the same, kept up to date on the whole screen"),
     "submit": ("submit", "run a command detached on leased cards: submit [options] -- CMD"),
     "run": ("run", "lease cards and run a command in the foreground: run [options] -- CMD"),
     "lease": ("lease", "acquire, wait, heartbeat, release, list, show, hand-over, evict"),

@@ -99,7 +99,8 @@ class Cookies:
 
 
 def _is_secure(request: Request) -> bool:
-    return request.url.scheme == "https"
+    # A proxy says it for its browser. Who says it of himself gets a cookie that only TLS brings back: his own loss.
+    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", "").lower())
 
 
 def without_origin(request: Request) -> Request:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cotenant.server.model.overview import Overview, PoolNow, Waiter, Work
+from cotenant.server.model.overview import Alert, Overview, PoolNow, Waiter, Work
 from cotenant.ui.panel import words
 
 if TYPE_CHECKING:
@@ -32,22 +32,11 @@ class LoginPage:
 
 
 @dataclass(frozen=True)
-class Alert:
-    """Something that a person should look at."""
-
-    tone: str
-    about: str
-    what: str
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
 class HostCards:
     """One host and its cards, as the page groups them."""
 
     host: HostAnswer
     gpus: list[GpuAnswer]
-    stale: frozenset[str]  # UUIDs
 
 
 @dataclass(frozen=True)
@@ -63,6 +52,7 @@ class BoardPage:
     simulated: bool
     pools: list[PoolNow]
     alerts: list[Alert]
+    stale: frozenset[str]  # UUIDs of cards
     hosts: list[HostCards]
     working: list[Work]
     working_more: int
@@ -75,21 +65,18 @@ class BoardPage:
 
 def board(seen: Overview, *, base: str, form: str) -> BoardPage:
     """The first page over one reading of everything."""
-    links = {host.host: host.link for host in seen.hosts}
-    hosts = []
-    for host in seen.hosts:
-        gpus = [gpu for gpu in seen.gpus if gpu.host == host.host]
-        hosts.append(HostCards(host, gpus, frozenset(gpu.uuid for gpu in gpus if words.stale(gpu, host.link))))
+    hosts = [HostCards(host, [gpu for gpu in seen.gpus if gpu.host == host.host]) for host in seen.hosts]
     return BoardPage(
         base=base,
         form=form,
         at=seen.at,
         name=seen.me.name,
         owner=seen.me.owner,
-        headline=headline(seen),
+        headline=seen.headline,
         simulated=any(gpu.simulated for gpu in seen.gpus),
         pools=seen.pools,
-        alerts=[*_hosts_away(seen), *_cards_amiss(seen, links)],
+        alerts=seen.alerts,
+        stale=frozenset(seen.gpus_stale),
         hosts=hosts,
         working=seen.working,
         working_more=seen.working_total - len(seen.working),
@@ -98,37 +85,6 @@ def board(seen: Overview, *, base: str, form: str) -> BoardPage:
         ended=seen,
         events=seen.events,
     )
-
-
-def headline(seen: Overview) -> str:
-    """The whole in one sentence; it changes only when something that counts has changed, as a screen reader says it aloud."""
-    cards = (
-        f"{seen.gpus_free} of {words.count(seen.gpus_total, 'card', 'cards')} free" if seen.gpus_total else "No cards"
-    )
-    if not all(pool.known for pool in seen.pools):
-        cards += ", some unknown"
-    at_work = f"{seen.working_total} at work" if seen.working_total else "nothing at work"
-    waits = f"{seen.waiting_total} waiting" if seen.waiting_total else "nobody waits"
-    return f"{cards}, {at_work}, {waits}"
-
-
-def _hosts_away(seen: Overview) -> list[Alert]:
-    found = []
-    for host in seen.hosts:
-        if host.link != "up":
-            what = f"the link is {host.link}; what is shown of this host may be old, and nothing starts on it"
-            found.append(Alert("bad" if host.link == "lost" else "warn", f"Host {host.host}", what, host.reason))
-        elif host.mode != "ready":
-            found.append(Alert("warn", f"Host {host.host}", f"the host is {host.mode.replace('_', ' ')}", host.reason))
-    return found
-
-
-def _cards_amiss(seen: Overview, links: dict[str, str]) -> list[Alert]:
-    return [
-        Alert(words.tone(gpu.state), f"Card {gpu.host}:{gpu.index}", words.CARD_STATES[gpu.state], gpu.reason)
-        for gpu in seen.gpus
-        if gpu.state in ("sick", "lost", "occupied", "unverified") and links.get(gpu.host) == "up"
-    ]
 
 
 @dataclass(frozen=True)

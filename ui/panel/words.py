@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.server.model.answers import EventAnswer, GpuAnswer
+from cotenant.server.model.answers import EventAnswer
 from cotenant.server.model.events import EVENT_TYPES
 from cotenant.server.model.text import clean
-
-#: A card is looked at every 5 s at least, and what is there to tell comes with the next report: six misses are no accident.
-STALE_S: Final = 30
 
 CARD_STATES: Final = {
     "free": "free",
@@ -74,13 +71,6 @@ def count(number: int, one: str, many: str) -> str:
 
 def tone(word: str) -> str:
     return TONES.get(word, "plain")
-
-
-def stale(gpu: GpuAnswer, link: str) -> bool:
-    """Whether what is shown of a card may no longer be so. Simulated cards are not looked at: nothing on them moves by itself."""
-    if link != "up" or gpu.age_s is None:
-        return True
-    return gpu.age_s > STALE_S and not gpu.simulated
 
 
 def happened(event: EventAnswer) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cotenant.server.clock import iso, iso_or_none
 from cotenant.server.deciding.world import Ask, World
 from cotenant.server.model import overview as o
-from cotenant.server.model.answers import GpuAnswer, PoolQuota
+from cotenant.server.model.answers import GpuAnswer, GpuList, HostAnswer, PoolQuota
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.text import clean, mask
 from cotenant.server.store.views.base import JUST_QUEUED, PRIORITY_NAMES, blocker_answer, left_s, slot_answer
@@ -21,6 +21,8 @@ from cotenant.server.store.views.quota import QuotaViews
 MOST_ROWS: Final = 50
 MOST_EVENTS: Final = 20
 ENDED_WITHIN_MS: Final = 24 * 3600 * 1000
+#: A card is looked at every 5 s at least: six misses are no accident.
+STALE_S: Final = 30
 
 _WORKING_JOBS = """
 SELECT j.*, t.host, t.lease_id, t.started_at_ms AS begun_at_ms, t.state AS attempt_state
@@ -74,16 +76,18 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
         named = {row["id"]: row for row in waiting}
         asks = [ask for ask in world.asks if ask.kind == "claim" or ask.id in named]
         order = sorted(asks, key=lambda a: (a.pool, -a.priority, not a.resumed, a.queued_at_ms, a.id))
+        links = {host.host: host.link for host in hosts}
+        pools = [self._pool_now(pool, cards.gpus, links, world) for pool in quota.pools]
         return o.Overview(
             at=iso(now),
+            headline=_headline(cards, all(pool.known for pool in pools), len(working), len(order)),
+            alerts=[*_hosts_away(hosts), *_cards_amiss(cards.gpus, links)],
             me=quota.me,
-            pools=[
-                self._pool_now(pool, cards.gpus, {h.host for h in hosts if h.link == "up"}, world)
-                for pool in quota.pools
-            ],
+            pools=pools,
             gpus=cards.gpus,
             gpus_free=cards.free,
             gpus_total=cards.total,
+            gpus_stale=[gpu.uuid for gpu in cards.gpus if _stale(gpu, links.get(gpu.host, ""))],
             hosts=hosts,
             working=working[:MOST_ROWS],
             working_total=len(working),
@@ -93,13 +97,13 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             events=list(reversed(events)),
         )
 
-    def _pool_now(self, quota: PoolQuota, gpus: list[GpuAnswer], up: set[str], world: World) -> o.PoolNow:
+    def _pool_now(self, quota: PoolQuota, gpus: list[GpuAnswer], links: dict[str, str], world: World) -> o.PoolNow:
         mine = [gpu for gpu in gpus if gpu.pool == quota.pool]
         return o.PoolNow(
             pool=quota.pool,
             cards=len(mine),
             free=sum(1 for gpu in mine if gpu.state == "free"),
-            known=all(gpu.host in up for gpu in mine),
+            known=all(links.get(gpu.host) == "up" for gpu in mine),
             cap=quota.cap,
             used=quota.used,
             reserved=quota.reserved,
@@ -189,3 +193,50 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             cancelled=by_state["cancelled"],
             failures=[o.FailureCount(name, count) for name, count in failures],
         )
+
+
+def _headline(cards: GpuList, known: bool, working: int, waiting: int) -> str:
+    if cards.total:
+        said = f"{cards.free} of {cards.total} {'card' if cards.total == 1 else 'cards'} free"
+        said += "" if known else ", some unknown"
+    else:
+        said = "No cards"
+    return (
+        f"{said}, {f'{working} at work' if working else 'nothing at work'},"
+        f" {f'{waiting} waiting' if waiting else 'nobody waits'}"
+    )
+
+
+def _stale(gpu: GpuAnswer, link: str) -> bool:
+    """Simulated cards are not looked at again: nothing on them moves by itself."""
+    if link != "up" or gpu.age_s is None:
+        return True
+    return gpu.age_s > STALE_S and not gpu.simulated
+
+
+def _hosts_away(hosts: list[HostAnswer]) -> list[o.Alert]:
+    found = []
+    for host in hosts:
+        if host.link != "up":
+            what = f"the link is {host.link}; what is shown of this host may be old, and nothing starts on it"
+            severity = "critical" if host.link == "lost" else "warning"
+            found.append(o.Alert(severity, f"Host {host.host}", what, host.reason))
+        elif host.mode != "ready":
+            found.append(
+                o.Alert("warning", f"Host {host.host}", f"the host is {host.mode.replace('_', ' ')}", host.reason)
+            )
+    return found
+
+
+def _cards_amiss(gpus: list[GpuAnswer], links: dict[str, str]) -> list[o.Alert]:
+    """Cards that nobody can get although their host answers."""
+    return [
+        o.Alert(
+            "critical" if gpu.state in ("sick", "lost") else "warning",
+            f"Card {gpu.host}:{gpu.index}",
+            gpu.state,
+            gpu.reason,
+        )
+        for gpu in gpus
+        if gpu.state in ("sick", "lost", "occupied", "unverified") and links.get(gpu.host) == "up"
+    ]

@@ -269,3 +269,9 @@ def _frames() -> Callable[[list[str]], Any]:
 @pytest.fixture
 def terminal(live: Server) -> Callable[..., Terminal]:
     return lambda *words: Terminal(live, *words)
+
+
+@pytest.fixture
+def on_terminal() -> type[Terminal]:
+    """The same for any server and environment: `on_terminal(cli, *words)`."""
+    return Terminal

@@ -62,18 +62,19 @@ class Logins:
 
         Raises:
             Forbidden: the caller is an agent, or may not read.
+            Unavailable: there are MAX_LINKS unused ones.
         """
         _check(caller)
         now = self._context.now()
+        self._links = {digest: (token, end) for digest, (token, end) in self._links.items() if end > now}
+        if len(self._links) >= MAX_LINKS:
+            raise Unavailable(f"there are {MAX_LINKS} unused links", hint=f"They end within {LINK_S // 60} minutes.")
         code, expires = self._context.ids.secret(), now + LINK_S * 1000
         await self._context.db.write(
             lambda tx: events.append(
                 tx, "session.link_made", caller, now, token_id=caller.token_id, reason=reason or None
             )
         )
-        self._links = {digest: (token, end) for digest, (token, end) in self._links.items() if end > now}
-        if len(self._links) >= MAX_LINKS:
-            raise Unavailable(f"there are {MAX_LINKS} unused links", hint=f"They end within {LINK_S // 60} minutes.")
         self._links[secret_hash(code)] = (caller.token_id, expires)
         return code, expires
 

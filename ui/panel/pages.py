@@ -97,6 +97,12 @@ class StaticFile:
 class Pages:
     """Templates and static files, read when first asked for: a server whose page nobody opens does without."""
 
+    def warm(self) -> None:
+        """Read, import and compile everything that a page needs: 0.1 s once, in a thread, instead of in the loop."""
+        for name in ("login.html", "page.html", "board.html", "trouble.html"):
+            self._environment.get_template(name)
+        self._address_of("panel.css")
+
     def login(self, page: LoginPage) -> str:
         return self._render("login.html", page)
 

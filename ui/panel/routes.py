@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -37,6 +38,7 @@ class Panel:
         self._allowed_origins = allowed_origins
         self._cookies = guard.Cookies(control.context.cluster_id)
         self._pages = pages.Pages()
+        self._warm = False
         self.live = Live()
 
     def routes(self) -> list[Route]:
@@ -168,6 +170,9 @@ class Panel:
         """Checks whose page asks, answers errors as pages, and shuts every answer in."""
 
         async def guarded(request: Request) -> Response:
+            if not self._warm:
+                await asyncio.to_thread(self._pages.warm)
+                self._warm = True
             try:
                 refused = await self._check_host(guard.without_origin(request))
                 if refused is None:

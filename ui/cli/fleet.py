@@ -137,10 +137,11 @@ def act_agents(args: argparse.Namespace) -> int:
         (
             a["name"], a["kind"], a["owner"], "on line" if a["online"] else "-",
             "never" if a.get("age_s") is None else f"{show.span(a['age_s'])} ago",
-            a.get("client"), a["gpus"], a["leases"], a["running_jobs"], a["waiting_jobs"],
+            a.get("client"), ":".join(filter(None, (a.get("host"), a.get("cwd")))),
+            a["gpus"], a["leases"], a["running_jobs"], a["waiting_jobs"],
         )
         for a in answer["agents"]
     )  # fmt: skip
-    heads = ("NAME", "KIND", "OWNER", "", "SEEN", "CLIENT", "GPUS", "LEASES", "RUNNING", "WAITING")
+    heads = ("NAME", "KIND", "OWNER", "", "SEEN", "CLIENT", "WHERE", "GPUS", "LEASES", "RUNNING", "WAITING")
     show.table(rows, heads, empty="Nobody has a token yet.")
     return 0

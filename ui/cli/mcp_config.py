@@ -169,7 +169,7 @@ def _create_token(args: argparse.Namespace, path: str) -> None:
         "pools": None, "max_priority": None, "autopilot": False, "own_only": False, "out": path,
         "reason": f"made by mcp-config for {args.client}",
     }  # fmt: skip
-    there = {"json": False, "data": args.data, "url": args.url, "token_file": None}
+    there = {"command": "token", "json": False, "data": args.data, "url": args.url, "token_file": None}
     stdout, sys.stdout = sys.stdout, sys.stderr  # what is pasted stands alone on standard output
     try:
         tokens.act_create(Namespace(**wanted, **there))

@@ -93,6 +93,7 @@ def test_what_is_pasted_works(home: Home, live: Any, client: str, Frames: Any) -
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_text().strip() not in done.out + done.err
     entry = servers(client, done.out)
     assert Frames([entry["command"], *entry["args"]])["me"]["name"] == f"pasted-{client}"
+    assert os.getcwd() in live("agents").out
 
 
 def test_the_users_own_of_claude_code_is_a_command(home: Home) -> None:
@@ -128,6 +129,18 @@ def test_write_shows_the_difference_and_keeps_what_was(home: Home, client: str, 
 def test_write_asks_and_is_not_done_where_nobody_can_be_asked(home: Home) -> None:
     done = home("cursor", "--write", code=2)
     assert "--yes" in done.err and not (home.root / ".cursor").exists()
+
+
+def test_write_asks_on_a_terminal(terminal: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    words = ("mcp-config", "cursor", "--write", "--file", str(file))
+    for answer, code in (("n", 1), ("y", 0)):
+        asked = terminal(*words)
+        asked.expect("[y/N]")
+        assert '"cotenant"' in asked.seen  # the difference is shown before
+        asked.type(f"{answer}\n")
+        assert asked.end() == code
+        assert file.exists() == (answer == "y")
 
 
 def test_write_leaves_a_file_with_comments_alone(home: Home) -> None:

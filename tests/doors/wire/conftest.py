@@ -300,7 +300,7 @@ class Agent:
         job: dict[str, Any] = await self.eventually(there)
         return job
 
-    async def eventually(self, look: Callable[[], Awaitable[Any]], within_s: float = 20.0) -> Any:
+    async def eventually(self, look: Callable[[], Awaitable[Any]], within_s: float = 45.0) -> Any:
         """What `look` finds, tried until it finds something."""
         end = time.monotonic() + within_s
         while (found := await look()) is None:

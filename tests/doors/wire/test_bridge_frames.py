@@ -113,6 +113,23 @@ def test_it_ends_when_nobody_reads_any_more(server: Any, tokens: Any, token_file
             process.kill()
 
 
+def test_pipes_that_do_not_block_are_as_good(server: Any, tokens: Any, token_file: Any, modern: Any) -> None:
+    """Some clients hand on ends that answer "not now", which is neither the end of the input nor of the reader."""
+    (there, out), (answers, into) = os.pipe(), os.pipe()
+    for end in (there, into):
+        os.set_blocking(end, False)
+    argv = server.bridge_argv(token_file(tokens["alice"]))
+    with subprocess.Popen(argv, stdin=there, stdout=into, stderr=subprocess.DEVNULL) as process:
+        os.close(there)
+        os.close(into)
+        with os.fdopen(out, "wb") as sending, os.fdopen(answers, "rb") as reading:
+            for ident in range(3):  # more than a pipe holds, so that writing has to wait
+                sending.write(json.dumps(modern(ident, "tools/list")).encode() + b"\n")
+            sending.flush()
+            assert sorted(json.loads(reading.readline())["id"] for _ in range(3)) == [0, 1, 2]
+        assert process.wait(20) == 0
+
+
 @pytest.mark.parametrize("content", ["", "two words"])
 def test_a_token_that_is_none_is_said_at_once(server: Any, Bridge: Any, token_file: Any, content: str) -> None:
     made = Bridge(server.bridge_argv(token_file(content)))

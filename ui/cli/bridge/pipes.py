@@ -29,6 +29,7 @@ class Lines:
         self._loop = loop
         self._queue: asyncio.Queue[bytes | Overlong | None] = asyncio.Queue()
         self._ahead = threading.Semaphore(_AHEAD)  # lines read and not yet taken
+        os.set_blocking(fd, True)  # some clients hand their own ends on, which do not block
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
 
     async def get(self) -> bytes | Overlong | None:
@@ -83,6 +84,7 @@ class Writer:
         self._room = asyncio.Event()
         self._room.set()
         self.broken = asyncio.Event()
+        os.set_blocking(fd, True)
         self._thread = threading.Thread(target=self._write, name=name, daemon=True)
         self._thread.start()
 

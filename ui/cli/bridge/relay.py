@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from cotenant.ui.cli.bridge import frames
 from cotenant.ui.cli.bridge.frames import Frame, Message
 from cotenant.ui.cli.bridge.http import Answer
+from cotenant.ui.cli.bridge.request import Request
 from cotenant.ui.cli.bridge.session import Session, pause
 from cotenant.ui.cli.bridge.upstream import Catalog, Upstream, messages
 from cotenant.ui.cli.problems import NoServer, Torn
@@ -50,7 +51,7 @@ class Relay:
         self._patience_s = patience_s
         self.catalog = Catalog(upstream)
         self.session = Session(upstream, self._from_server, say)
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         #: Questions of the server: the id that the client saw -> (session, the server's own id).
         self._questions: dict[str, tuple[int, Any]] = {}
@@ -71,7 +72,7 @@ class Relay:
                 told = frames.error(frame.ident, frames.INVALID_REQUEST, "A request with this id is still open.")
                 await self._out.send(frames.dumps(told))
                 return
-            request = self._requests[frame.key] = _Request(frame)
+            request = self._requests[frame.key] = Request(frame)
             request.task = self._run(self._serve(request, self._notices))
         elif frame.kind == "notification":
             if frame.method == "notifications/cancelled":
@@ -138,7 +139,7 @@ class Relay:
 
     # ---- one request ------------------------------------------------------------------------------
 
-    async def _serve(self, request: _Request, before: asyncio.Task[None] | None) -> None:
+    async def _serve(self, request: Request, before: asyncio.Task[None] | None) -> None:
         frame = request.frame
         try:
             if before is not None:
@@ -154,7 +155,7 @@ class Relay:
             self._requests.pop(frame.key, None)
             await self._withdraw(request)
 
-    async def _withdraw(self, request: _Request) -> None:
+    async def _withdraw(self, request: Request) -> None:
         """What a call asked is over with it: an open dialog would answer to nobody."""
         for key, shown in request.questions.items():
             if self._questions.pop(key, None) is not None:
@@ -162,7 +163,7 @@ class Relay:
                 await self._out.send(frames.dumps(frames.notification("notifications/cancelled", params)))
         request.questions.clear()
 
-    async def _carry(self, request: _Request) -> bytes | None:
+    async def _carry(self, request: Request) -> bytes | None:
         """The answer to a request as one line; None where the server ended it without one after a cancellation."""
         await self._prepare(request)
         frame = request.frame
@@ -196,7 +197,7 @@ class Relay:
             await asyncio.sleep(pause(tries))
             tries += 1
 
-    async def _prepare(self, request: _Request) -> None:
+    async def _prepare(self, request: Request) -> None:
         """Find out whether the request may be sent twice, and see to it that it may."""
         frame = request.frame
         request.repeatable = frame.read_only
@@ -219,7 +220,7 @@ class Relay:
         except TimeoutError:
             raise NoServer(f"No server answers at {self._upstream.url}.") from None
 
-    async def _once(self, request: _Request) -> bytes | None:
+    async def _once(self, request: Request) -> bytes | None:
         """Send the request once and pass on what comes; its answer.
 
         Raises:
@@ -247,7 +248,7 @@ class Relay:
                     break
             raise Torn(f"The answer of {self._upstream.url} ended before its result.")
 
-    def _answered(self, request: _Request, data: bytes, message: Message, answer: Answer) -> bytes | None:
+    def _answered(self, request: Request, data: bytes, message: Message, answer: Answer) -> bytes | None:
         """The line for the client, or None where the bridge goes on by itself: a subscription outlives its server."""
         frame = request.frame
         if "result" in message:
@@ -261,7 +262,7 @@ class Relay:
             return None  # it is going down, or not quite up
         return data
 
-    async def _told(self, request: _Request, data: bytes, message: Message, session: int) -> None:
+    async def _told(self, request: Request, data: bytes, message: Message, session: int) -> None:
         """A message of the server on the stream of a request."""
         method = message["method"]
         if method == "notifications/subscriptions/acknowledged" and request.frame.method == "subscriptions/listen":
@@ -278,7 +279,7 @@ class Relay:
             data = request.progress(data, message)
         await self._from_server(data, message, session, request)
 
-    async def _missed(self, request: _Request) -> None:
+    async def _missed(self, request: Request) -> None:
         """Nobody repeats what was told while the stream was down: everything watched has to be read again."""
         honoured = request.listening or {}
         stamp = {"_meta": {frames.SUBSCRIPTION_KEY: request.frame.ident}}
@@ -293,7 +294,7 @@ class Relay:
 
     # ---- from the server --------------------------------------------------------------------------
 
-    async def _from_server(self, data: bytes, message: Message, session: int, request: _Request | None = None) -> None:
+    async def _from_server(self, data: bytes, message: Message, session: int, request: Request | None = None) -> None:
         """Pass a notification or a question of the server on.
 
         A new session counts its questions from the begin. Under the same id, an answer that was meant for an old one
@@ -318,7 +319,7 @@ class Relay:
 
     # ---- when it cannot be done -------------------------------------------------------------------
 
-    async def _refused(self, request: _Request, answer: Answer) -> bytes:
+    async def _refused(self, request: Request, answer: Answer) -> bytes:
         """An HTTP error as the answer to a request: the server's own words where it has some."""
         said = None
         async for _, message in messages(answer):
@@ -333,7 +334,7 @@ class Relay:
         what = f"The server at {self._upstream.url} answered HTTP {answer.status}."
         return self._failed(request, f"http_{answer.status}", f"{what} Is the address that of a Cotenant server?")
 
-    def _gone(self, request: _Request, exc: NoServer | _Again) -> bytes:
+    def _gone(self, request: Request, exc: NoServer | _Again) -> bytes:
         if request.torn and request.frame.tool is not None:
             return self._unknown(request, exc)
         self._say(str(exc))
@@ -342,14 +343,14 @@ class Relay:
         what = f"{exc} Nothing was done. Start it with `cotenant serve` on its machine, then try again."
         return self._failed(request, "no_server", what)
 
-    def _unknown(self, request: _Request, exc: NoServer | Torn | _Again) -> bytes:
+    def _unknown(self, request: Request, exc: NoServer | Torn | _Again) -> bytes:
         what = f"The connection broke after {request.frame.tool or request.frame.method} was sent. {exc}"
         self._say(what)
         hint = "It may have been done: look at the state with a list or get tool before you repeat it."
         return self._failed(request, "outcome_unknown", f"{what} {hint}", outcome="unknown")
 
     @staticmethod
-    def _failed(request: _Request, code: str, text: str, **data: Any) -> bytes:
+    def _failed(request: Request, code: str, text: str, **data: Any) -> bytes:
         return frames.dumps(frames.failure(request.frame, code, text, **data))
 
     # ---- the end ----------------------------------------------------------------------------------
@@ -368,40 +369,3 @@ class Relay:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-class _Request:
-    """A request of the client that has no answer yet."""
-
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.task: asyncio.Task[None] | None = None
-        self.repeatable = False
-        self.sent = False  # at least once, as a whole
-        self.torn = False  # at least one try broke off after it was sent
-        self.cancelled = False
-        self.listening: Message | None = None  # what the server said it will tell, of a subscription
-        self.gap = False
-        self.questions: dict[str, Any] = {}
-        self._told = 0.0
-        self._offset = 0.0
-
-    def again(self) -> None:
-        """It will be sent once more: progress goes on from where it was, as it may never fall."""
-        self.torn = True
-        self.gap = self.listening is not None
-        self._offset = self._told
-
-    def progress(self, data: bytes, message: Message) -> bytes:
-        """A progress notification as the client may see it."""
-        params = message.get("params")
-        value = params.get("progress") if isinstance(params, dict) else None
-        if not isinstance(value, int | float) or not isinstance(params, dict):
-            return data
-        self._told = value + self._offset
-        if not self._offset:
-            return data
-        told = {**params, "progress": self._told}
-        if isinstance(total := params.get("total"), int | float):
-            told["total"] = total + self._offset
-        return frames.dumps({**message, "params": told})

@@ -27,11 +27,12 @@ from cotenant import tools
 from cotenant.prompts import Prompts
 from cotenant.resources.catalog import Catalog
 from cotenant.server.clock import SystemClock
-from cotenant.server.config import Settings
+from cotenant.server.config import ConfigError, Settings
 from cotenant.server.control.logins import LINK_S
 from cotenant.server.errors import Unavailable
 from cotenant.server.http import problems, serving
 from cotenant.server.http.gate import MAX_BODY, Gate
+from cotenant.server.http.missing import Missing
 from cotenant.server.http.operate import Operate
 from cotenant.server.ids import Ids
 from cotenant.server.mcp import sdk
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: What COTENANT_LOG may be.
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: How long writes of clients that have gone may take at the end.
 FINISH_S = 1.0
 
@@ -125,7 +128,7 @@ class App:
         self._panel = Panel(control, sdk.watch_requests(hosts, [], json_only=False), settings.allowed_origins)
         self._app = Starlette(
             routes=[
-                Route("/mcp", Gate(self._serve_mcp, control, door="mcp", problem=problems.rpc_problem)),
+                Route("/mcp", Gate(Missing(self._serve_mcp), control, door="mcp", problem=problems.rpc_problem)),
                 Route(
                     "/operate/{verb}",
                     Gate(_as_asgi(operate), control, door="operate", problem=problems.problem),
@@ -204,10 +207,14 @@ def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; 0 after an orderly end. Prints `ready URL` on a line of its own once MCP answers.
 
     Raises:
+        ConfigError: COTENANT_LOG names no level.
         Unavailable: the address cannot be bound, or the data directory cannot be used (another server has it).
     """
+    level = os.environ.get("COTENANT_LOG", "WARNING").upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"COTENANT_LOG is {level!r}: it must be one of {', '.join(LOG_LEVELS)}.")
     logging.basicConfig(
-        level=os.environ.get("COTENANT_LOG", "WARNING").upper(),
+        level=level,
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
@@ -232,6 +239,12 @@ async def _serve(settings: Settings) -> int:
     with contextlib.closing(sock), serving.on_signals(stopping.set):
         async with services(settings, SystemClock(), Ids()) as control:
             app = build_app(control, settings)
+            for pool in await control.leases.pools_without_cards():
+                log.warning(
+                    "pool %r has no card: what asks for one there is refused. %s",
+                    pool,
+                    control.context.live.why_no_card(),
+                )
 
             def ready() -> None:
                 announce(settings.data_dir, url)

@@ -190,7 +190,7 @@ def parse(
     try:
         tree = tomllib.loads(raw)
     except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{file}: not valid TOML: {exc}.") from exc
+        raise ConfigError(_not_toml(file, raw, exc)) from exc
     read = _Reader(file, raw)
     sections = read.sections(tree)
     server = sections.one("server")
@@ -217,7 +217,7 @@ def parse(
         values = dict(host_sections.get(name) or {key: item.default for key, item in KEYS["hosts.NAME"].items()})
         by_gpu: dict[str, str] = dict(values.pop("gpu_pools"))
         values["pool"] = values["pool"] or default_pool
-        for key, pool in (("pool", values["pool"]), *(("gpu_pools", item) for item in by_gpu.values())):
+        for key, pool in (("pool", values["pool"]), *((f"gpu_pools.{gpu}", item) for gpu, item in by_gpu.items())):
             if pool not in pools:
                 raise read.error(f"hosts.{name}", key, f"there is no pool {text.quoted(pool)}{_closest(pool, pools)}")
         if name == "local" and simulate_gpus is not None:
@@ -243,6 +243,15 @@ def parse(
         session_idle_s=server["session_idle_s"],
         config_file=config_file,
     )
+
+
+def _not_toml(file: str, raw: str, error: tomllib.TOMLDecodeError) -> str:
+    """tomllib's sentence with the place at its front, as every other error here has it."""
+    said = str(error)
+    if found := re.search(r"\s*\(at line (\d+), column (\d+)\)$", said):
+        return f"{file}:{found[1]}: not valid TOML: {said[: found.start()]}, at column {found[2]}."
+    last = max(1, len(raw.splitlines()))
+    return f"{file}:{last}: not valid TOML: {re.sub(r' *[(]at end of document[)]$', ', at the end of the file', said)}."
 
 
 def _closest(word: str, known: Mapping[str, Any]) -> str:
@@ -280,22 +289,26 @@ class _Reader:
         return ConfigError(f"{where}: {name}: {what}")
 
     def _line(self, section: str, key: str) -> int | None:
-        """The line of a key, or of its section, or None. tomllib keeps no positions, so headers are looked for."""
-        here, at_section = "", None
+        """The line on which a key stands, or the nearest thing around it: an inline table, its section; or None.
+
+        tomllib keeps no positions, so headers and assignments are looked for, in every way that TOML has to write them.
+        """
+        wanted = f"{section}.{key}" if key else section
+        here, best, found = "", 0, None
         for number, line in enumerate(self._lines, 1):
             stripped = line.strip()
-            if head := re.match(r"^\[\s*([^\[\]]+?)\s*\]", stripped):
-                here = re.sub(r"[\"'\s]", "", head.group(1))
-                if here == section:
-                    at_section = number
-                elif key and here == f"{section}.{key}":
-                    return number
-            elif key and (start := re.match(r"^([^=#]+?)\s*=", stripped)):
-                full = re.sub(r"[\"'\s]", "", start.group(1))
-                dotted = f"{here}.{full}" if here else full
-                if dotted == f"{section}.{key}" or dotted.startswith(f"{section}.{key}."):
-                    return number
-        return at_section
+            if head := re.match(r"^\[+\s*([^\[\]]+?)\s*\]", stripped):
+                here = path = re.sub(r"[\"'\s]", "", head.group(1))
+            elif start := re.match(r"^([^=#]+?)\s*=", stripped):
+                name = re.sub(r"[\"'\s]", "", start.group(1))
+                path = f"{here}.{name}" if here else name
+            else:
+                continue
+            if path == wanted or path.startswith(f"{wanted}."):
+                return number
+            if wanted.startswith(f"{path}.") and len(path) > best:
+                best, found = len(path), number
+        return found
 
     def sections(self, tree: dict[str, Any]) -> _Sections:
         """Raises ConfigError at the first thing that cannot be meant."""
@@ -343,7 +356,7 @@ class _Reader:
             case "strings" if isinstance(value, list) and all(isinstance(item, str) for item in value):
                 return tuple(value)
             case "ints_by_name" if isinstance(value, dict):
-                return {name: self._int(section, key, want, item) for name, item in value.items()}
+                return {name: self._int(section, f"{key}.{name}", want, item) for name, item in value.items()}
             case "strings_by_name" if isinstance(value, dict) and all(isinstance(i, str) for i in value.values()):
                 return dict(value)
         words = {

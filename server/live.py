@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from cotenant.hostd.protocol import CardState, HostFacts
 from cotenant.server.model.states import LinkState
+from cotenant.server.model.text import clean, quoted
 
 
 @dataclass
@@ -45,3 +46,12 @@ class Live:
     hosts: dict[str, LiveHost] = field(default_factory=dict)
     cards: dict[str, LiveCard] = field(default_factory=dict)
     seen: dict[str, Seen] = field(default_factory=dict)  # by caller
+
+    def why_no_card(self) -> str:
+        """Why hosts have no cards, a sentence a host in its driver's words, and who tells more; empty where all is well."""
+        told = [
+            f"{quoted(name)}: {clean(host.facts.nvml_message, 200)}"
+            for name, host in sorted(self.hosts.items())
+            if host.facts is not None and host.facts.nvml_message
+        ]
+        return f"Drivers: {'; '.join(told)}. A person finds more there with `cotenant doctor`." if told else ""

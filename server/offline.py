@@ -14,7 +14,7 @@ from cotenant.server.ids import Ids
 from cotenant.server.model.caller import Caller
 from cotenant.server.services import DATABASE, prepare_directory, unix_user
 from cotenant.server.store import callers
-from cotenant.server.store.db import DataLock, Tx, configure, migrate, refuse_foreign
+from cotenant.server.store.db import DataLock, Tx, configure, make_private, migrate, refuse_foreign
 
 T = TypeVar("T")
 
@@ -57,6 +57,7 @@ def _write(data_dir: Path, fn: Callable[[Tx], T]) -> T:
     lock = DataLock(data_dir)
     try:
         refuse_foreign(data_dir / DATABASE)
+        make_private(data_dir / DATABASE)
         connection = sqlite3.connect(data_dir / DATABASE, isolation_level=None)
         try:
             configure(connection)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from cotenant.server.backends.link import HostLink
 from cotenant.server.backends.local import LocalHostd
 from cotenant.server.clock import Clock, SystemClock
-from cotenant.server.config import Settings
+from cotenant.server.config import FILE, Settings
 from cotenant.server.control import Control
 from cotenant.server.control.context import Context
 from cotenant.server.control.tokens import NAME, TOKEN_PREFIX, write_token
@@ -185,6 +185,7 @@ def prepare_directory(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _close_to_others(folder)
         probe = folder / ".probe"
         probe.touch(0o600)
         probe.unlink()
@@ -193,6 +194,21 @@ def prepare_directory(folder: Path) -> None:
             f"the data directory {folder} cannot be written ({error.strerror}): choose another --data"
         ) from error
     refuse_network_file_system(folder)
+
+
+def _close_to_others(folder: Path) -> None:
+    """Who can read the data directory is admin: one of ours, or a new one, becomes its user's alone.
+
+    A directory with other things in it is left as it is, since others may need it; what we put there is closed anyway.
+    """
+    seen = folder.stat()
+    if not seen.st_mode & 0o077:
+        return
+    there = {entry.name for entry in folder.iterdir()}
+    if seen.st_uid == os.geteuid() and (DATABASE in there or there <= {FILE}):
+        folder.chmod(0o700)
+    else:
+        log.warning("others can look into the data directory %s: give a directory of its own with --data", folder)
 
 
 # ---- the token of this machine's user ---------------------------------------------------------

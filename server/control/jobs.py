@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from cotenant.server.control import placing
-from cotenant.server.control.context import Context, check_request_id, refusal_of, said, secret_refused
+from cotenant.server.control.context import Context, check_request_id, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
 from cotenant.server.control.secrets import check_secrets
@@ -174,7 +174,7 @@ class Jobs:
         # a job that just queues is compared with caps and cards, not with who waits
         world = context.keeper.world(waiting=dry_run or when_full == "refuse")
         if (never := self._never(world, ask)) is not None:
-            raise refusal_of(never, rooms=self._leases.rooms(caller, world, ask.pool))
+            raise self._leases.impossible(caller, world, ask, never)
         if not dry_run and when_full == "queue":
             return None
         keys, why = outlook(world, ask, now, context.policy)

@@ -250,7 +250,7 @@ class Leases:
                 return replace(await self._views.get_lease(caller, known), deduplicated=True)
         never = could_ever(world, ask)
         if never is not None:
-            raise refusal_of(never, rooms=self.rooms(caller, world, ask.pool))
+            raise self.impossible(caller, world, ask, never)
         if when_full == "queue":
 
             def enqueue(tx: Tx) -> str | None:
@@ -270,6 +270,13 @@ class Leases:
             # The pass that decides may not have looked yet; an ask that waits always says for what.
             return replace(answer, blockers=[blocker_answer(b) for b in why]) if answer.state == "queued" else answer
         raise self.refusal(caller, world, ask, why)
+
+    def impossible(self, caller: Caller, world: World, ask: Ask, never: Blocker) -> CotenantError:
+        """What can never be had as an error; where a pool has no card at all, with what its drivers say."""
+        rooms = self.rooms(caller, world, ask.pool)
+        if dict(never.names).get("need") == "pool" and ask.needs.gpus_min:
+            rooms = " ".join(part for part in (rooms, self._context.live.why_no_card()) if part)
+        return refusal_of(never, rooms=rooms)
 
     def refusal(self, caller: Caller, world: World, ask: Ask, why: tuple[Blocker, ...]) -> CotenantError:
         """The main blocker as an error: quota when a cap is in the way, busy otherwise."""
@@ -299,6 +306,16 @@ class Leases:
                 if room > 0:
                     found.append(f"{quoted(name)} ({room})")
         return f"Pools with free cards: {', '.join(found)}." if found else ""
+
+    async def pools_without_cards(self) -> list[str]:
+        """Pools in which no card is, as far as hosts have told; empty while none has spoken."""
+        context = self._context
+        if not any(host.facts is not None for host in context.live.hosts.values()):
+            return []
+        async with context.deciding:
+            await context.keeper.refresh(context.now())
+            world = context.keeper.world(waiting=False)
+        return sorted(set(context.settings.pools) - {slot.pool for slot in world.slots if slot.kind == "gpu"})
 
     # ---- living
 

@@ -125,6 +125,7 @@ class Database:
         """
         refuse_network_file_system(path.parent)
         refuse_foreign(path)
+        make_private(path)
         writer = await aiosqlite.connect(path, isolation_level=None, check_same_thread=False)
         try:
             await _in_thread(writer, configure)
@@ -404,9 +405,9 @@ def migrate(connection: sqlite3.Connection, path: Path) -> int:
     version = _check_identity(connection, path, len(steps))
     if 0 < version < len(steps):
         backup = path.with_name(f"{path.name}.before-{version + 1:04d}")
+        make_private(backup)
         with contextlib.closing(sqlite3.connect(backup)) as copy:
             connection.backup(copy)
-        backup.chmod(0o600)
     for number, _, sql in steps[version:]:
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -419,6 +420,24 @@ def migrate(connection: sqlite3.Connection, path: Path) -> int:
             connection.execute("ROLLBACK")
             raise
     return len(steps)
+
+
+def make_private(path: Path) -> None:
+    """Make the file if it is missing, and let nobody but its user read it; the same for what SQLite keeps beside it.
+
+    SQLite gives a new -wal and -shm the mode of the database, so the database has to be closed before its first use.
+
+    Raises:
+        StoreRefused: the file cannot be made or belongs to another user.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_mode & 0o077:
+                    file.chmod(0o600)
+    except OSError as error:
+        raise StoreRefused(f"{path} cannot be opened ({error.strerror}): run as the user it belongs to") from error
 
 
 def refuse_foreign(path: Path) -> None:

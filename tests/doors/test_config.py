@@ -94,16 +94,18 @@ def test_the_command_line_goes_first() -> None:
         ("[pools.a]\ncap = 1\nreserve = 2\n", "cotenant.toml:3: [pools.a] reserve: reserve 2 is above cap 1"),
         ("[pools]\ncap = 1\n", "write [pools.NAME]"),
         ('[pools."a b"]\n', "letters, digits, dots, dashes"),
-        ("x = 1\n", "unknown section or key"),
-        ("pools = 1\n", "must be a section"),
+        ("x = 1\n", "cotenant.toml:1: [x]: unknown section or key"),
+        ("\npools = 1\n", "cotenant.toml:2: [pools]: must be a section"),
         ("[hosts.local]\npool = 'trian'\n[pools.train]\n", 'there is no pool "trian"; did you mean "train"?'),
         ("[hosts.local]\ngpu_pools = {'0' = 'nope'}\n", 'there is no pool "nope"'),
         (
             "[hosts.local]\n[hosts.local.shares]\n0 = 9\n",
-            "cotenant.toml:2: [hosts.local] shares: must be a whole number from 2 to 8",
+            "cotenant.toml:3: [hosts.local] shares.0: must be a whole number from 2 to 8",
         ),
         ("[hosts.gpu1]\n", "only the host local can be served yet"),
-        ("[server\n", "not valid TOML"),
+        ("\n[server\n", "cotenant.toml:2: not valid TOML: "),
+        ("[server]\nport = 1\nport = 2\n", "cotenant.toml:3: not valid TOML: "),
+        ('[server]\nhost = """a', "cotenant.toml:2: not valid TOML: "),
         ("[server]\nhost = 'sk-abcdefghijklmnopqrstuvwx'\n", "secrets do not belong here"),
     ],
 )
@@ -112,6 +114,25 @@ def test_what_cannot_be_meant_is_said_with_its_line(raw: str, says: str) -> None
         read(raw)
     assert says in str(caught.value)
     assert "sk-abc" not in str(caught.value)
+
+
+#: One wrong value in every way that TOML has to write it, and the line on which it stands.
+WRITTEN = {
+    "section": ("# a\n[{section}]\n\n{key} = {value}\n", 4),
+    "dotted": ("# a\n{section}.{key} = {value}\n", 2),
+    "inline": ("# a\n\n{section} = {{ {key} = {value} }}\n", 3),
+    "quoted": ('[{section}]\n "{key}" = {value}\n', 2),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+@pytest.mark.parametrize(("section", "key"), [(s, k) for s, keys in KEYS.items() for k in keys])
+def test_every_wrong_value_is_found_on_its_line(way: str, section: str, key: str) -> None:
+    section = section.replace("NAME", "local")
+    form, line = WRITTEN[way]
+    with pytest.raises(ConfigError) as caught:
+        read(form.format(section=section, key=key, value="1979-05-27"))  # a date: nothing takes one
+    assert str(caught.value).startswith(f"cotenant.toml:{line}: [{section}] {key}: "), caught.value
 
 
 def test_the_file_is_found_in_the_data_directory_or_given(tmp_path: Path) -> None:

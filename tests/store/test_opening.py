@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.server import doctor
-from cotenant.server.services import DATABASE
+from cotenant.server.services import DATABASE, prepare_directory
 from cotenant.server.store import db as store
 from cotenant.server.store.db import (
     APPLICATION_ID,
@@ -198,3 +198,36 @@ def test_a_second_server_on_the_directory_is_refused_until_the_first_has_ended(t
         DataLock(tmp_path)
     lock.release()
     DataLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_only_its_user_reads_the_database_and_what_sqlite_keeps_beside_it(tmp_path: Path, there: bool) -> None:
+    """Also one that an earlier version made with the mode that the umask gave."""
+    path = tmp_path / DATABASE
+    before = os.umask(0)
+    try:
+        if there:
+            with closing(opened(path)) as connection:
+                migrate(connection, path)
+            path.chmod(0o644)
+        db = await Database.open(path)
+        await db.write(lambda tx: tx.execute("INSERT INTO meta (key, value) VALUES ('a', 'b')"))
+    finally:
+        os.umask(before)
+    files = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    assert set(files) == {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"}
+    assert set(files.values()) == {0o600}, files
+    await db.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "mode"), [([], 0o700), (["cotenant.toml"], 0o700), ([DATABASE, "x"], 0o700), (["thesis.tex"], 0o755)]
+)
+def test_a_data_directory_is_closed_and_a_shared_one_left_alone(tmp_path: Path, content: list[str], mode: int) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    folder.chmod(0o755)
+    for name in content:
+        (folder / name).touch()
+    prepare_directory(folder)
+    assert folder.stat().st_mode & 0o777 == mode

@@ -110,6 +110,10 @@ def _directory(data: str) -> Iterator[Check]:
         "data", mine and not open_to, f"{data}, mode {seen.st_mode & 0o777:o}{'' if mine else ', of another user'}",
         f"Who can read it is admin of everything. Close it: chmod 700 {data}" if open_to else "Run doctor as the user that runs the server.",
     )  # fmt: skip
+    for name in ("control.db", "control.db-wal", "control.db-shm"):
+        path = os.path.join(data, name)
+        if os.path.exists(path) and os.stat(path).st_mode & 0o077:
+            yield Check("database file", False, f"others can read {path}", f"Close it: chmod 600 {path}")
     free = os.statvfs(data)
     mib = free.f_bavail * free.f_frsize // 2**20
     yield Check(

@@ -33,12 +33,19 @@ def configure(parser: Parser, command: str) -> None:
 
 
 def act_gpus(args: argparse.Namespace) -> int:
-    answer = ask.client(args).call_tool("list_gpus", {"host": args.host, "pool": args.pool, "state": args.state})
+    client = ask.client(args)
+    answer = client.call_tool("list_gpus", {"host": args.host, "pool": args.pool, "state": args.state})
     if args.json:
         show.as_json(answer)
         return 0
     gpu_table(answer["gpus"])
     show.out(f"\n{answer['free']} of {answer['total']} free")
+    if not answer["total"] and not (args.pool or args.state):
+        for host in client.call_tool("list_hosts")["hosts"]:
+            if host.get("nvml_message"):
+                show.say(
+                    f"{show.cell(host['host'])}: {show.cell(host['nvml_message'])}. `cotenant doctor` there tells more."
+                )
     return 0
 
 
@@ -91,7 +98,7 @@ def act_hosts(args: argparse.Namespace) -> int:
 
 
 def _host(host: Answer) -> tuple[Any, ...]:
-    notes = [host.get("mode") if host.get("mode") != "normal" else None, host.get("reason"), host.get("nvml_message")]
+    notes = [host.get("mode") if host.get("mode") != "ready" else None, host.get("reason"), host.get("nvml_message")]
     notes.append("simulated" if host.get("simulated") else None)
     return (
         host["host"], host["link"], f"{host['free_gpus']}/{host['gpus']}", f"{host['cpu_places_free']}/{host['cpu_places']}",

@@ -75,11 +75,34 @@ def server_record(data: str) -> dict[str, object] | None:
             record = json.load(file)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise Problem(
+            f"Your user may not look into the data directory {data}: it is {_user_of(data)}'s. Ask for a token of your own "
+            "and the server's address, and give them with COTENANT_URL and COTENANT_TOKEN_FILE (or --url, --token-file)."
+        ) from None
     except (OSError, ValueError) as exc:
         raise Problem(f"{os.path.join(data, 'server.json')} cannot be read ({exc}). Start the server again.") from exc
     if not isinstance(record, dict) or not isinstance(record.get("url"), str):
         raise Problem(f"{os.path.join(data, 'server.json')} does not name a server. Start the server again.")
     return record
+
+
+def _user_of(path: str) -> str:
+    """Whose a directory is, as far as that can be seen: the nearest one above that can be looked at."""
+    import pwd
+
+    while True:
+        try:
+            uid = os.stat(path).st_uid
+            break
+        except OSError:
+            if path == os.path.dirname(path):
+                return "another user"
+            path = os.path.dirname(path)
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def find(*, url: str | None, token_file: str | None, data: str | None) -> Place:

@@ -45,11 +45,13 @@ class QuotaViews(View):
             pools=list(caller.pools) or None,
         )
         can = sum(p.you_can_start for p in pools)
-        advice = (
-            f"You can start {can} card{'s' if can != 1 else ''} now."
-            if can
-            else 'No card for you now: submit_job queues, and so does acquire_lease with when_full="queue".'
-        )
+        if can:
+            advice = f"You can start {can} card{'s' if can != 1 else ''} now."
+        elif any(slot.kind == "gpu" for slot in world.slots):
+            advice = 'No card for you now: submit_job queues, and so does acquire_lease with when_full="queue".'
+        else:
+            why = self._c.live.why_no_card() or "list_hosts shows the machines."
+            advice = f"There is no card at all: only work without one (--gpus 0, gpus=0) can run. {why}"
         return a.QuotaStatus(pools, me, advice)
 
     def _pool(self, caller: Caller, world: World, name: str) -> a.PoolQuota:

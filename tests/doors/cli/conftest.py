@@ -100,15 +100,15 @@ class Server(Cli):
 
     def __init__(self, data: Path, gpus: int) -> None:
         super().__init__(data)
-        self._gpus = gpus
+        self.gpus = gpus
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
-    def start_server(self, *more: str) -> None:
+    def start_server(self, *more: str, **env: str) -> None:
         with open(self.data.parent / "serve.err", "ab") as log:
             self._process = subprocess.Popen(
-                self.argv("serve", "--port", "0", "--simulate-gpus", str(self._gpus), *more),
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=self.env,
+                self.argv("serve", "--port", "0", "--simulate-gpus", str(self.gpus), *more),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env={**self.env, **env},
             )  # fmt: skip
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -117,7 +117,7 @@ class Server(Cli):
                 break
         else:
             raise AssertionError((self.data.parent / "serve.err").read_text())
-        until(lambda: self.json("gpus")["free"] == self._gpus or self.json("gpus")["total"] == self._gpus, "no cards")
+        until(lambda: self.json("gpus")["free"] == self.gpus or self.json("gpus")["total"] == self.gpus, "no cards")
 
     def signal_server(self, number: int) -> int:
         """Send a signal and wait for the end; the exit code."""
@@ -143,7 +143,7 @@ class Server(Cli):
         for lease in self.json("lease", "list")["leases"]:
             if lease["kind"] == "direct":
                 self("lease", "release", lease["lease_id"], code=None)
-        until(lambda: self.json("gpus")["free"] == self._gpus, "the cards did not become free")
+        until(lambda: self.json("gpus")["free"] == self.gpus, "the cards did not become free")
 
 
 def end_leftovers(data: Path) -> None:

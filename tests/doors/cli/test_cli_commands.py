@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -509,6 +510,16 @@ def test_every_command_and_action_has_help_with_an_example(command: str) -> None
         )
         assert "example" in done.stdout or "actions:" in done.stdout
         assert "--json" in done.stdout
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    for word in ("--version", "-V"):
+        done = subprocess.run([PYTHON, "-P", "-m", "cotenant.ui.cli", word], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["cotenant", metadata.version("cotenant")]
+    done = subprocess.run(
+        [PYTHON, "-P", "-m", "cotenant.ui.cli", "--version", "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {"version": metadata.version("cotenant")}
 
 
 def test_help_names_every_command() -> None:

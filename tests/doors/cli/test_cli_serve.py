@@ -124,6 +124,50 @@ def test_a_taken_port_and_a_bad_configuration_are_one_sentence(own: Own, room: P
     assert "cannot be read" in own("serve", "--config", "/nowhere.toml", code=2).err
 
 
+def test_a_pool_without_a_card_is_said_at_the_start(own: Own) -> None:
+    own.data.mkdir()
+    (own.data / "cotenant.toml").write_text('[pools.train]\n[hosts.local]\npool = "train"\n')
+    own.start_server()
+    own.stop_server()
+    said = (own.data.parent / "serve.err").read_text()
+    assert "pool 'default' has no card" in said, "whoever names no pool asks there"
+    assert "pool 'train'" not in said
+
+
+def test_without_a_driver_every_refusal_names_it_and_the_doctor(own: Own) -> None:
+    """The machine of a newcomer who did not install the driver, or runs in a container without it."""
+    own.gpus = 0
+    own.start_server(LD_LIBRARY_PATH="/nowhere", NVML_LIBRARY_PATH="/nowhere")
+    if own.json("gpus")["total"]:
+        own.stop_server()
+        return  # a machine with cards has a driver
+    assert "driver" in (own.data.parent / "serve.err").read_text().lower()
+    for words in (["submit", "--gpus", "1", "--", "true"], ["lease", "acquire"], ["run", "--", "true"]):
+        refused = own(*words, code=1).err
+        assert "no_such_gpu" in refused and "NVIDIA driver" in refused and "`cotenant doctor`" in refused
+    assert "NVIDIA driver" in own("gpus").err and "cotenant doctor" in own("gpus").err
+    assert "no card at all" in own("quota").out
+    assert own("submit", "--gpus", "0", "--wait", "--", "true")
+    own.stop_server()
+
+
+def test_a_log_level_that_is_none_is_said(own: Own) -> None:
+    refused = own("serve", "--port", "0", code=2, COTENANT_LOG="loud")
+    assert "COTENANT_LOG" in refused.err and "Traceback" not in refused.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's directory can only be had by root")
+def test_another_users_data_directory_is_said_to_be_one(own: Own) -> None:
+    own.start_server()
+    own.data.parent.chmod(0o755)
+    words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", *own.argv("status")]
+    done = subprocess.run(words, env=own.env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "is root's" in done.stderr and "COTENANT_TOKEN_FILE" in done.stderr
+    assert "Start the server again" not in done.stderr, "that would not help"
+    own.stop_server()
+
+
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])
 def test_what_is_no_port_is_wrong_usage(own: Own, port: str) -> None:
     done = own("serve", f"--port={port}", code=2)
@@ -144,6 +188,22 @@ def test_sigterm_ends_it_with_0_and_leaves_a_running_job_running(own: Own, until
     go.touch()
     own("job", "wait", job, code=3)
     assert own.json("doctor")["ok"] is True
+    own.stop_server()
+
+
+def test_nothing_in_the_data_directory_is_open_to_others(own: Own) -> None:
+    before = os.umask(0)
+    try:
+        own("token", "create", "early", "--owner", "erin")
+        own.start_server()
+        own("submit", "--gpus", "1", "--wait", "--", "sh", "-c", "echo hello; echo bad >&2")
+    finally:
+        os.umask(before)
+    there = [own.data, *own.data.rglob("*")]
+    assert any(path.name == "control.db-wal" for path in there) and len(there) > 8
+    assert [str(path) for path in there if path.lstat().st_mode & 0o077] == []
+    (own.data / "control.db").chmod(0o644)
+    assert f"chmod 600 {own.data / 'control.db'}" in own("doctor", code=1).out
     own.stop_server()
 
 

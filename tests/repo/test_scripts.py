@@ -4,6 +4,7 @@ The interpreters and apt-get are stand-ins on a PATH of the test's own: shell pr
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -148,16 +149,54 @@ def test_another_python_with_venv_is_better_than_installing(machine: Machine) ->
     assert not (machine.home / "apt").exists()
 
 
+def set_up(copy: Path) -> Path:
+    """A copy of the scripts whose stamp says that it is set up; the stamp."""
+    shutil.copytree(ROOT / "scripts", copy / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    (copy / ".venv" / "bin").mkdir(parents=True)
+    for name in ("python", "cotenant"):
+        (copy / ".venv" / "bin" / name).symlink_to(sys.executable)
+    cksum = subprocess.run(["cksum"], input=(copy / "pyproject.toml").read_bytes(), capture_output=True, check=True)
+    stamp = copy / ".venv" / ".cotenant-setup"
+    stamp.write_text(f"{copy.resolve()} {cksum.stdout.decode().strip()} dev")
+    return stamp
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        ([], "http://127.0.0.1:8425"),
+        (["--port", "9000"], "http://127.0.0.1:9000"),
+        (["--port=9001", "--simulate-gpus", "2"], "http://127.0.0.1:9001"),
+        (["--host", "0.0.0.0", "--port", "9002"], "http://127.0.0.1:9002"),
+        (["--host=10.0.0.7"], "http://10.0.0.7:8425"),
+        (["--host", "::1"], "http://[::1]:8425"),
+        (["--port", "0"], "ADDRESS"),
+        (["--config", "scripts/lib.sh"], "ADDRESS"),  # a file that is there: it may name another port
+        (["--data", "with-config"], "ADDRESS"),
+    ],
+)
+def test_serve_says_the_address_that_it_will_have(tmp_path: Path, words: list[str], address: str) -> None:
+    set_up(tmp_path)
+    program = tmp_path / ".venv" / "bin" / "cotenant"
+    program.unlink()
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "with-config").mkdir()
+    (tmp_path / "with-config" / "cotenant.toml").touch()
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": ""}
+    done = subprocess.run(
+        ["scripts/serve", *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.split() == ["serve", *words], "what was given is passed on"
+    assert f"{address}/mcp --header" in done.stderr
+    named = set(re.findall(r"http://[^\s/,\"]+", done.stderr))
+    assert named == ({address} if address != "ADDRESS" else set())
+
+
 def test_setup_has_nothing_to_do_twice(tmp_path: Path) -> None:
     """On a copy whose stamp says that it is done; it must not touch anything, and be quick."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name in ("python", "cotenant"):
-        (tmp_path / ".venv" / "bin" / name).symlink_to(sys.executable)
-    cksum = subprocess.run(["cksum"], input=(tmp_path / "pyproject.toml").read_bytes(), capture_output=True, check=True)
-    stamp = tmp_path / ".venv" / ".cotenant-setup"
-    stamp.write_text(f"{tmp_path.resolve()} {cksum.stdout.decode().strip()} dev")
+    stamp = set_up(tmp_path)
     before = stamp.stat().st_mtime_ns
     for arguments in ([], ["--dev"]):
         done = subprocess.run(

@@ -39,6 +39,19 @@ def yes_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
+def number(text: str) -> float:
+    """A number from 0 up, for an option; argparse turns the error into one of usage. NaN and infinity are none."""
+    import argparse
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
+    return value
+
+
 def named(words: list[str], what: str) -> dict[str, str] | None:
     """NAME=VALUE words as a dictionary, or None where there are none. Raises Usage where one has no =."""
     pairs: dict[str, str] = {}

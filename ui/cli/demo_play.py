@@ -183,7 +183,7 @@ class _Play:
         holder.says(
             f"got {lease['lease_id']}, fence {lease['fence']}, CUDA_VISIBLE_DEVICES={(lease['env'] or {}).get('CUDA_VISIBLE_DEVICES')}"
         )
-        other.says(f"refused: {refusal.text}")
+        other.says(f"refused: {refusal.exact}")
         self.check(
             "the lease names its cards, its end and its environment",
             bool(lease["slots"] and lease["hard_end_at"] and lease["env"]),

@@ -10,7 +10,7 @@ from cotenant.ui.cli.problems import EXIT_REFUSED, EXIT_USAGE, Problem, Usage
 TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
     import argparse
-    from typing import Any
+    from typing import Any, NoReturn
 
 #: command -> (module, what it does). The order is that of the help.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -93,7 +93,7 @@ def _tell(problem: Problem, as_json: bool) -> None:
             show.as_json(problem.record())
         except BrokenPipeError:
             _discard_stdout()
-    show.say("\n".join(show.harmless(line) for line in problem.text.splitlines()))
+    show.say(problem.text)
 
 
 def _discard_stdout() -> None:
@@ -183,6 +183,12 @@ class Parser:
     def __init__(self, command: str, what: str) -> None:
         import argparse
 
+        class Quiet(argparse.ArgumentParser):
+            """What is wrong as a Usage, told and coded as every other one; argparse alone would print and exit."""
+
+            def error(self, message: str) -> NoReturn:
+                raise Usage(f"{message[:1].upper()}{message[1:]}. See: {self.prog} --help")
+
         # argparse makes a formatter for every option; left to find the width itself it imports shutil and all of
         # its compressors, 6 ms of CPU.
         width = show.columns(sys.stdout) - 2
@@ -199,7 +205,7 @@ class Parser:
         group.add_argument("--data", metavar="DIR", default=none, help="the server's data directory")
         group.add_argument("--url", metavar="URL", default=none, help="the server's address, else COTENANT_URL")
         group.add_argument("--token-file", metavar="FILE", default=none, help="the file that holds your token")
-        self.root = argparse.ArgumentParser(
+        self.root: argparse.ArgumentParser = Quiet(
             prog=f"cotenant {command}",
             parents=[common],
             description=_sentence(what),

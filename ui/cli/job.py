@@ -36,7 +36,7 @@ def configure(parser: Parser, _: str) -> None:
     _on_job(parser, "show", act_show, "one job with its attempts and why it waits")
     wait = _on_job(parser, "wait", act_wait, "wait until a job is over; exit with its code")
     wait.add_argument(
-        "--timeout", type=float, metavar="S", help="give up after so many seconds (exit code 1); the job goes on"
+        "--timeout", type=ask.number, metavar="S", help="give up after so many seconds (exit code 1); the job goes on"
     )
     cancel = _on_job(parser, "cancel", act_cancel, "stop a job for good")
     _as_operator(cancel)

@@ -70,7 +70,9 @@ def needs(parser: argparse.ArgumentParser) -> None:
     """The options that say what a lease must have."""
     parser.add_argument("-g", "--gpus", type=int, default=1, metavar="N", help="cards (1)")
     parser.add_argument("--pool", help="pool (the server's default)")
-    parser.add_argument("--hours", type=float, metavar="H", help="hard end after so many hours (the pool's default)")
+    parser.add_argument(
+        "--hours", type=ask.number, metavar="H", help="hard end after so many hours (the pool's default)"
+    )
     parser.add_argument("--purpose", default="", help="why; everybody sees it")
     parser.add_argument("--gpu-memory-mib", type=int, metavar="M", help="cards with at least this memory")
     parser.add_argument("--gpu-model", metavar="TEXT", help="cards whose model's name holds this")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 
@@ -45,6 +46,8 @@ def act(args: argparse.Namespace) -> int:
         raise Usage("--cursor belongs to one stream: give --stream out or --stream err with it.")
     if args.all and args.lines is not None:
         raise Usage("Give either --all or --lines.")
+    if args.lines is not None and args.lines < 1:
+        raise Usage("--lines takes a number from 1.")
     client = ask.client(args)
     if args.follow:
         lines = None if args.all else args.lines
@@ -89,9 +92,9 @@ def _page(client: Client, args: argparse.Namespace, stream: str) -> Answer:
 
 def write(answer: Answer) -> None:
     """Lines of one stream, to the stream of the same name."""
-    put = show.err if answer["stream"] == "err" else show.out
+    put, stream = (show.err, sys.stderr) if answer["stream"] == "err" else (show.out, sys.stdout)
     for line in answer["lines"]:
-        put(show.log_line(line))
+        put(show.log_line(line, stream))
 
 
 class _Reader:

@@ -154,6 +154,9 @@ def normal(url: str) -> str:
         scheme, rest = "http", url.strip()
     scheme = scheme.lower()
     authority, slash, path = rest.partition("/")
+    for every, this in (("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]")):
+        if authority == every or authority.startswith(f"{every}:"):  # where a server listens, not where it is
+            authority = this + authority.removeprefix(every)
     if scheme not in ("http", "https") or not authority or any(c.isspace() for c in rest) or not rest.isascii():
         raise Usage(f"{url!r} is not the address of a server. Give one such as http://127.0.0.1:8300.")
     if "@" in authority:

@@ -61,16 +61,16 @@ def configure(parser: Parser, _: str) -> None:
     )
     run.add_argument("--no-queue", action="store_true", help="refuse instead of waiting in line where no card is free")
     run.add_argument(
-        "--heartbeat", type=float, metavar="S", help="seconds between renewals (a third of --ttl, 15 at most)"
+        "--heartbeat", type=ask.number, metavar="S", help="seconds between renewals (a third of --ttl, 15 at most)"
     )
-    run.add_argument("--grace", type=float, default=10, metavar="S", help="seconds between TERM and KILL (10)")
+    run.add_argument("--grace", type=ask.number, default=10, metavar="S", help="seconds between TERM and KILL (10)")
 
 
 def act(args: argparse.Namespace) -> int:
     if not args.command_line:
         raise Usage("What shall it run? Put the command after --: cotenant run --gpus 1 -- python train.py")
-    if args.grace < 0 or (args.heartbeat is not None and args.heartbeat <= 0):
-        raise Usage("--grace and --heartbeat take a number of seconds.")
+    if args.heartbeat == 0:
+        raise Usage("--heartbeat takes a number of seconds above 0.")
     client = ask.client(args)
     for number in (signal.SIGTERM, signal.SIGHUP):  # while waiting in line: give the place back, then end
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it

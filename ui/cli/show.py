@@ -12,15 +12,26 @@ from collections.abc import Iterable, Sequence
 
 TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TextIO
 
 BOLD, DIM, RED, GREEN, YELLOW, PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[32m", "\033[33m", "\033[0m"
 
 
 def out(text: str = "") -> None:
-    """One line on standard output, there at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """One line on standard output, there at once.
+
+    Raises:
+        Problem: it cannot be written (a full disk). A reader that has gone is no problem, but the command's end.
+    """
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        from cotenant.ui.cli.problems import Problem
+
+        raise Problem(f"The output cannot be written: {exc.strerror}.") from exc
 
 
 def err(text: str) -> None:
@@ -30,19 +41,34 @@ def err(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line for the person, on standard error, so that output stays clean."""
-    sys.stderr.write(f"cotenant: {text}\n")
+    """One line for the person, on standard error, so that output stays clean. Nothing in it steers a terminal."""
+    sys.stderr.write("".join(f"{mark}{harmless(line)}\n" for mark, line in _marked(text)))
     sys.stderr.flush()
+
+
+def _marked(text: str) -> Iterable[tuple[str, str]]:
+    """Lines with what stands before them: the program's name before the first."""
+    lines = text.splitlines() or [""]
+    return [("cotenant: ", lines[0]), *(("", line) for line in lines[1:])]
 
 
 def as_json(value: Any) -> None:
     """The exact answer, indented for people on a terminal and on one line for programs."""
-    out(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+    out(_json(value, indent=2 if sys.stdout.isatty() else None))
 
 
 def line_json(value: Any) -> None:
     """One record of a stream: always one line."""
-    out(json.dumps(value, ensure_ascii=False))
+    out(_json(value, indent=None))
+
+
+def _json(value: Any, *, indent: int | None) -> str:
+    """JSON that is read as text: letters of all languages as they are, but what could steer a terminal as \\u escapes."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return "\n".join(
+        line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+        for line in text.split("\n")
+    )
 
 
 def colours() -> bool:
@@ -60,9 +86,9 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-def log_line(text: str) -> str:
-    """A log line as it was written, when piped; without what steers a terminal on one."""
-    return harmless(text) if sys.stdout.isatty() else text
+def log_line(text: str, stream: TextIO) -> str:
+    """A log line as it was written, when `stream` is piped; without what steers a terminal on one."""
+    return harmless(text) if stream.isatty() else text
 
 
 def table(rows: Iterable[Sequence[Any]], heads: Sequence[str], *, empty: str) -> None:
@@ -71,7 +97,7 @@ def table(rows: Iterable[Sequence[Any]], heads: Sequence[str], *, empty: str) ->
     if not cells:
         out(empty)
         return
-    widths = [max(len(head), *(len(row[i]) for row in cells)) for i, head in enumerate(heads)]
+    widths = [max(breadth(head), *(breadth(row[i]) for row in cells)) for i, head in enumerate(heads)]
     right = [
         all(row[i] == "-" or (row[i][:1].isdigit() and " " not in row[i]) for row in cells) for i in range(len(heads))
     ]
@@ -96,9 +122,30 @@ def columns(stream: Any) -> int:
 def _row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     shown = []
     for text, width, to_right in zip(cells, widths, right, strict=True):
-        text = text if len(text) <= width else text[: width - 1] + "…"
-        shown.append(text.rjust(width) if to_right else text.ljust(width))
+        text = text if breadth(text) <= width else cut(text, width)
+        gap = " " * (width - breadth(text))
+        shown.append(gap + text if to_right else text + gap)
     return "  ".join(shown).rstrip()
+
+
+def breadth(text: str) -> int:
+    """How many columns a terminal needs for it: letters of Chinese, Japanese and Korean take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, width: int) -> str:
+    """The beginning of `text` in `width` columns, with an ellipsis."""
+    kept, used = "", 0
+    for c in text:
+        used += breadth(c)
+        if used > width - 1:
+            break
+        kept += c
+    return kept + "…"
 
 
 def cell(value: Any) -> str:

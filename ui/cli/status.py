@@ -34,6 +34,8 @@ def act(args: argparse.Namespace) -> int:
     fleet.gpu_table(gpus["gpus"])
     show.out()
     job.table(jobs["jobs"], empty="No job runs.")
+    if (more := jobs["total"] - len(jobs["jobs"])) > 0:
+        show.say(f"{more} more: cotenant job list --state active")
     waiting = [entry for queue in queues["queues"] for entry in queue["entries"]]
     if waiting:
         show.out()

@@ -48,7 +48,7 @@ def configure(parser: Parser, _: str) -> None:
     needs = submit.add_argument_group("what it needs")
     needs.add_argument("-g", "--gpus", metavar="N|MIN-MAX", help="cards; 0: a place without a card (1)")
     needs.add_argument("--pool")
-    needs.add_argument("--hours", type=float, metavar="H", help="time limit (the pool's default)")
+    needs.add_argument("--hours", type=ask.number, metavar="H", help="time limit (the pool's default)")
     needs.add_argument("--priority", choices=("critical", "high", "normal", "batch"))
     needs.add_argument("--gpu-memory-mib", type=int, metavar="M", help="cards with at least this memory")
     needs.add_argument("--gpu-model", metavar="TEXT", help="cards whose model's name holds this")
@@ -231,7 +231,12 @@ def _workdir(args: argparse.Namespace, spec: Answer, here: bool) -> str | None:
         return None
     if args.workdir:
         return os.path.abspath(args.workdir) if here else str(args.workdir)
-    return os.getcwd() if here and "workdir" not in spec else None
+    if not here or "workdir" in spec:
+        return None
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise Usage("The current directory is gone. Go to another, or give --workdir DIR or --own-dir.") from None
 
 
 def _env(words: list[str]) -> dict[str, str] | None:

@@ -57,8 +57,6 @@ def act_create(args: argparse.Namespace) -> int:
     owner = _unix_user() if args.owner is None else args.owner.strip()
     if not owner:
         raise Usage("--owner names nobody. Give the person who answers for the token, or leave it out for yourself.")
-    if args.out and os.path.lexists(args.out):
-        raise Usage(f"{args.out} is there already; name a new file.")
     wanted: Answer = {
         "name": args.name,
         "kind": args.kind,
@@ -84,11 +82,11 @@ def act_create(args: argparse.Namespace) -> int:
             )
         return made
 
-    answer = _either(args, lambda client: client.operate("token.create", wanted, args.reason), offline)
+    def make() -> Answer:
+        return _either(args, lambda client: client.operate("token.create", wanted, args.reason), offline)
+
+    answer = _into(args.out, make) if args.out else make()
     if args.out:
-        fd = os.open(args.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(str(answer["token"]) + "\n")
         answer = {
             **{key: value for key, value in answer.items() if key != "token"},
             "token_file": os.path.abspath(args.out),
@@ -106,6 +104,24 @@ def act_create(args: argparse.Namespace) -> int:
         )
         show.say(f"{args.name} has {them} on working: {', '.join(others)}. End one with `cotenant token revoke ID`.")
     return 0
+
+
+def _into(path: str, make: Callable[[], Answer]) -> Answer:
+    """Make a token and write it to a new file. The file is opened first: a token that nobody has would live on unseen."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise Usage(f"{path} is there already; name a new file.") from None
+    except OSError as exc:
+        raise Usage(f"{path} cannot be made: {exc.strerror}.") from exc
+    try:
+        answer = make()
+        with os.fdopen(fd, "w") as file:
+            file.write(str(answer["token"]) + "\n")
+    except BaseException:
+        os.unlink(path)
+        raise
+    return answer
 
 
 def act_list(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import time
 
 from cotenant.ui.cli import show
 from cotenant.ui.cli.client import Client, patiently
-from cotenant.ui.cli.problems import Problem
+from cotenant.ui.cli.problems import Problem, Usage
 
 TYPE_CHECKING = False  # typing itself would cost every command 5 ms of CPU; checkers know the name
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def for_job(client: Client, job_id: str, *, timeout_s: float | None = None) -> A
         while True:
             left = WAIT_S if deadline is None else min(WAIT_S, max(0.0, deadline - time.monotonic()))
             job = once(client, job_id, left, progress)
+            if "task" not in job:
+                raise Usage(f"{job_id} is a lease. Wait for it with: cotenant lease wait {job_id}")
             if job["state"] in JOB_FINAL or (deadline is not None and time.monotonic() >= deadline):
                 return job
     finally:

@@ -7,6 +7,7 @@ This module knows bytes and nothing of what they mean.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 from cotenant.ui.cli.place import split
@@ -20,6 +21,8 @@ CONNECT_S = 5.0
 #: The server's own limit for what it takes is 4 MiB; what it sends may be longer, but not without an end.
 LONGEST_ANSWER = 64 * 1024 * 1024
 LONGEST_LINE = 64 * 1024
+#: Beyond the time for an answer: how long its body may take, however often a byte comes.
+BODY_S = 120.0
 
 
 class Reply:
@@ -108,9 +111,10 @@ class Wire:
         self._scheme, self._host, self._port, self._path = split(url)
         self._socket: socket.socket | None = None
         self._buffer = bytearray()
+        self._until = 0.0
 
     def post(self, path: str, body: bytes, headers: dict[str, str], *, answer_s: float) -> Reply:
-        """Send one POST and return its answer once the headers are there; `answer_s` bounds each wait for bytes.
+        """Send one POST and return its answer once the headers are there; `answer_s` bounds each wait for bytes, and BODY_S more the whole.
 
         A kept connection that the server closed meanwhile is made anew once, as HTTP expects of every client.
 
@@ -141,6 +145,7 @@ class Wire:
     def _exchange(self, message: bytes, answer_s: float) -> Reply:
         sock = self._connected()
         sock.settimeout(answer_s)
+        self._until = time.monotonic() + answer_s + BODY_S
         try:
             sock.sendall(message)
         except TimeoutError as exc:
@@ -217,6 +222,9 @@ class Wire:
             ) from exc
         except OSError:
             part = b""
+        if time.monotonic() > self._until:
+            self.close()
+            raise Torn(f"The answer of {self.url} does not come to its end; given up. It may have been done: look.")
         if not part:
             if end_is_fine:
                 self.close()

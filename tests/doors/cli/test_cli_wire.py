@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from cotenant.ui.cli import place, show, wire
 from cotenant.ui.cli.client import Client, patiently
 from cotenant.ui.cli.problems import NoServer, Problem, TokenRefused, ToolRefused, Torn, Usage
 
-Answer = Callable[[dict[str, Any]], bytes | list[bytes] | None]
+Answer = Callable[[dict[str, Any]], bytes | Iterable[bytes] | None]
 
 
 class OddServer:
@@ -375,6 +375,25 @@ def test_an_endless_answer_is_given_up(odd: Any, monkeypatch: pytest.MonkeyPatch
         caller.call_tool("get_job")
 
 
+def test_an_answer_that_never_comes_to_its_end_is_given_up(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte by byte each wait is short; the whole has an end all the same."""
+    monkeypatch.setattr(client_module, "ANSWER_S", 0.2)
+    monkeypatch.setattr(wire, "BODY_S", 0.2)
+    over = threading.Event()
+
+    def trickle(_: dict[str, Any]) -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+        while not over.wait(0.02):
+            yield b": ping\n"
+
+    _, caller = odd(trickle, trickle)
+    try:
+        with pytest.raises(Torn, match="does not come to its end"):
+            caller.call_tool("get_job")
+    finally:
+        over.set()
+
+
 def test_nobody_listens_is_no_server_and_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -423,6 +442,8 @@ def test_patience_outlives_a_restart_and_has_an_end() -> None:
         ("localhost:8425", "http://localhost:8425"),
         ("HTTPS://gpu.example/cotenant/mcp/", "https://gpu.example/cotenant"),
         ("http://[::1]:8425", "http://[::1]:8425"),
+        ("http://0.0.0.0:8425", "http://127.0.0.1:8425"),
+        ("http://[::]:8425/mcp", "http://[::1]:8425"),
     ],
 )
 def test_addresses_as_people_write_them(given: str, wanted: str) -> None:

@@ -91,12 +91,12 @@ def _advice(scope: Scope, body: bytes) -> str:
         lines.append("Accept: application/json, text/event-stream")
     version = headers.get(b"mcp-protocol-version")
     sessionless = b"mcp-session-id" not in headers and (version is None or version >= _VERSION)
-    if isinstance(request, dict) and sessionless and request.get("method") != "initialize":
+    method = request.get("method") if isinstance(request, dict) else None
+    if isinstance(request, dict) and isinstance(method, str) and sessionless and method != "initialize":
         given = request.get("params")
         params: dict[str, Any] = given if isinstance(given, dict) else {}
         if version is None:
             lines.append(f"MCP-Protocol-Version: {_VERSION}")
-        method = str(request.get("method"))
         if headers.get(b"mcp-method") != method.lower():
             lines.append(f"Mcp-Method: {_plain(method)}")
         name = params.get("name", params.get("uri"))
@@ -106,6 +106,8 @@ def _advice(scope: Scope, body: bytes) -> str:
     else:
         missing_meta = False
     said = []
+    if body and not isinstance(method, str):
+        said.append('The body must be a JSON-RPC request: {"jsonrpc":"2.0","id":1,"method":"tools/call","params":{…}}.')
     if lines:
         said.append(f"Add the header{'s' if len(lines) > 1 else ''} {', '.join(f'`{line}`' for line in lines)}.")
     if missing_meta:

@@ -154,6 +154,8 @@ def _driver() -> Iterator[Check]:
         )
         return
     why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    if "LibraryNotFound" in why:
+        why = "no NVIDIA driver is installed (its library libnvidia-ml.so.1 is not here)"
     there = os.path.exists("/dev/nvidiactl")
     yield Check(
         "driver", False if there else None, f"no NVIDIA card can be used: {why}",

@@ -59,6 +59,13 @@ def test_step_by_step_a_bare_request_becomes_a_whole_one(server: Any, tokens: di
     assert "quota_status" in headers["Mcp-Name"]
 
 
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"1", b"{not json", b'{"method": 5}'])
+def test_a_body_that_is_no_request_is_said_to_be_none(server: Any, tokens: dict[str, str], body: bytes) -> None:
+    status, answer, _ = server.post("/mcp", body, tokens["alice"])
+    assert status in (400, 406)
+    assert "must be a JSON-RPC request" in _told(answer) and "None" not in _told(answer)
+
+
 def test_other_refusals_keep_their_words_and_codes(server: Any, tokens: dict[str, str]) -> None:
     status, answer, _ = server.post("/mcp", b"{not json", tokens["alice"], HEADERS)
     assert status == 400 and isinstance(answer, dict) and answer["error"]["code"] == -32700

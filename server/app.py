@@ -239,7 +239,7 @@ async def _serve(settings: Settings) -> int:
     with contextlib.closing(sock), serving.on_signals(stopping.set):
         async with services(settings, SystemClock(), Ids()) as control:
             app = build_app(control, settings)
-            for pool in await control.leases.pools_without_cards():
+            for pool in control.leases.pools_without_cards():
                 log.warning(
                     "pool %r has no card: what asks for one there is refused. %s",
                     pool,

@@ -307,14 +307,13 @@ class Leases:
                     found.append(f"{quoted(name)} ({room})")
         return f"Pools with free cards: {', '.join(found)}." if found else ""
 
-    async def pools_without_cards(self) -> list[str]:
+    def pools_without_cards(self) -> list[str]:
         """Pools in which no card is, as far as hosts have told; empty while none has spoken."""
         context = self._context
         if not any(host.facts is not None for host in context.live.hosts.values()):
             return []
-        async with context.deciding:
-            await context.keeper.refresh(context.now())
-            world = context.keeper.world(waiting=False)
+        context.keeper.refresh(context.now())
+        world = context.keeper.world(waiting=False)
         return sorted(set(context.settings.pools) - {slot.pool for slot in world.slots if slot.kind == "gpu"})
 
     # ---- living

@@ -275,7 +275,8 @@ class Leases:
         """What can never be had as an error; where a pool has no card at all, with what its drivers say."""
         rooms = self.rooms(caller, world, ask.pool)
         if dict(never.names).get("need") == "pool" and ask.needs.gpus_min:
-            rooms = " ".join(part for part in (rooms, self._context.live.why_no_card()) if part)
+            without = "Work without a card runs with gpus=0." if ask.kind == "job" else ""
+            rooms = " ".join(part for part in (rooms, without, self._context.live.why_no_card()) if part)
         return refusal_of(never, rooms=rooms)
 
     def refusal(self, caller: Caller, world: World, ask: Ask, why: tuple[Blocker, ...]) -> CotenantError:

@@ -118,6 +118,7 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     (r"(?:with|call) heartbeat\b", "with `cotenant lease heartbeat`"),
     (r"secrets=\[\{env, file\}\]", "--secret NAME=FILE"),
     (r'stream="err"', "--stream err"),
+    (r"\bgpus=0", "--gpus 0"),
     (r'Give "reason"', "Give --reason"),
     (r"Leave it out to start from the newest", "Leave --cursor out to start from the newest"),
     (r"Use the cursor for more", "Use --cursor for more"),

@@ -51,7 +51,7 @@ class QuotaViews(View):
             advice = 'No card for you now: submit_job queues, and so does acquire_lease with when_full="queue".'
         else:
             why = self._c.live.why_no_card() or "list_hosts shows the machines."
-            advice = f"There is no card at all: only work without one (--gpus 0, gpus=0) can run. {why}"
+            advice = f"There is no card at all: only work without one (gpus=0) can run. {why}"
         return a.QuotaStatus(pools, me, advice)
 
     def _pool(self, caller: Caller, world: World, name: str) -> a.PoolQuota:

@@ -147,6 +147,8 @@ def test_without_a_driver_every_refusal_names_it_and_the_doctor(own: Own) -> Non
         assert "no_such_gpu" in refused and "NVIDIA driver" in refused and "`cotenant doctor`" in refused
     assert "NVIDIA driver" in own("gpus").err and "cotenant doctor" in own("gpus").err
     assert "no card at all" in own("quota").out
+    assert "--gpus 0" in own("quota").out and "gpus=0" not in own("quota").out
+    assert "--gpus 0" in own("submit", "--", "true", code=1).err, "the way that is open is said"
     assert own("submit", "--gpus", "0", "--wait", "--", "true")
     own.stop_server()
 

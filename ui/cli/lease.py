@@ -108,6 +108,11 @@ def act_acquire(args: argparse.Namespace) -> int:
             show.out(f"export {name}={shell_word(value)}")
     else:
         tell(lease)
+        if lease["state"] == "queued":
+            show.say(f"get them when it is your turn: cotenant lease wait {lease['lease_id']}")
+        else:
+            show.say(f"renew before it expires: cotenant lease heartbeat {lease['lease_id']}")
+            show.say(f"give back when done: cotenant lease release {lease['lease_id']}")
     return 0
 
 

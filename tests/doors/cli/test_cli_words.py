@@ -158,7 +158,9 @@ def test_people_read_commands_and_programs_the_servers_own_words(live: Live) -> 
         assert not FOREIGN_WORD.search(refused), refused
     as_json = live("lease", "acquire", "--json", code=1)
     assert "when_full" in as_json.json["error"]["message"]
-    claim = live.json("lease", "acquire", "--queue", "--no-wait")["lease_id"]
+    line = live("lease", "acquire", "--queue", "--no-wait")
+    claim = line.out.split()[1]
+    assert f"cotenant lease wait {claim}" in line.err, "what comes next is said"
     assert "`cotenant lease wait`" in live("lease", "heartbeat", claim, code=1).err
     live("lease", "release", first["lease_id"])
     assert live.json("lease", "wait", claim)["state"] == "running", "the claim was waited for and picked up"

@@ -37,7 +37,7 @@ from cotenant.server.http.operate import Operate
 from cotenant.server.ids import Ids
 from cotenant.server.mcp import sdk
 from cotenant.server.mcp.endpoint import McpEndpoint
-from cotenant.server.mcp.watching import Watching
+from cotenant.server.mcp.watching import TooManyWatchers, Watching
 from cotenant.server.services import LOCAL_TOKEN, announce, services, unannounce
 from cotenant.server.store.db import StoreRefused
 from cotenant.server.version import version
@@ -109,8 +109,9 @@ class App:
             resources=Catalog(),
             prompts=Prompts(),
             tasks=WaitTasks(control),
-            watching=(watching := Watching(self._visible)),
+            watching=(watching := Watching(self._visible, settings.streams_per_caller)),
             stopping=self._stopping,
+            has_room=lambda session: self._mcp.has_room(session),
         )
         self._handlers = handlers
         self._watching = watching
@@ -171,7 +172,14 @@ class App:
             await self._mcp(scope, receive, send)
             return
         # The standing stream of an older client: it ends with its token, and with the server.
-        with self._watching.stream(scope[sdk.CALLER_NOW], lambda: self._mcp.end_stream(session.decode("latin-1"))):
+        name = session.decode("latin-1")
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._watching.stream(scope[sdk.CALLER_NOW], lambda: self._mcp.end_stream(name)))
+            except TooManyWatchers as many:
+                await problems.rpc_problem(self._handlers.no_stream(many), status=429)(scope, receive, send)
+                return
+            self._handlers.stream_opened(name)
             await self._mcp(scope, receive, send)
 
 

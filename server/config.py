@@ -81,6 +81,9 @@ KEYS: dict[str, dict[str, Key]] = {
         "session_idle_s": Key(
             "int", "seconds after which an unused session of an older MCP client ends", 1800, low=1, high=604800
         ),
+        "streams_per_caller": Key(
+            "int", "streams of notifications that one caller may have open", 64, low=1, high=1024
+        ),
     },
     "defaults": _POOL_KEYS,
     "pools.NAME": _POOL_KEYS,
@@ -134,6 +137,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     session_idle_s: int = 1800
+    streams_per_caller: int = 64
     config_file: Path | None = None
 
 
@@ -241,6 +245,7 @@ def parse(
         allowed_hosts=server["allowed_hosts"],
         allowed_origins=server["allowed_origins"],
         session_idle_s=server["session_idle_s"],
+        streams_per_caller=server["streams_per_caller"],
         config_file=config_file,
     )
 

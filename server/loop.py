@@ -141,9 +141,10 @@ class Loop:
         self.passes += 1
         self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
         if changed:
-            context.turnstile.turn(
-                frozenset(f"cotenant://{'leases' if i.startswith('lse') else 'jobs'}/{i}" for i in changed)
-            )
+            asks = [ask for i in changed if (ask := context.keeper.waiting.get(i)) is not None]
+            addresses = {f"cotenant://{'leases' if i.startswith('lse') else 'jobs'}/{i}" for i in changed}
+            context.turnstile.turn(frozenset(addresses))
+            context.changes.publish(frozenset(addresses | {f"cotenant://queues/{ask.pool}" for ask in asks}))
 
     def _start(self, decision: Start, now: int) -> None:
         context = self._context

@@ -111,7 +111,7 @@ class Sightings:
 
     def publish(self, host: str) -> None:
         """Tell who listens that this host or one of its cards looks different."""
-        addresses = {"cotenant://gpus", f"cotenant://hosts/{host}"}
+        addresses = {"cotenant://gpus", f"cotenant://hosts/{host}", "cotenant://quota/me"}
         addresses |= {
             f"cotenant://hosts/{host}/gpus/{card.state.index}"
             for card in self._context.live.cards.values()

@@ -20,6 +20,7 @@ from cotenant.server.errors import (
     Unavailable,
     Unreachable,
 )
+from cotenant.server.mcp import sdk
 
 #: The first class that fits decides.
 _STATUS: tuple[tuple[type[CotenantError], int], ...] = (
@@ -31,8 +32,6 @@ _STATUS: tuple[tuple[type[CotenantError], int], ...] = (
     (OutcomeUnknown, 504),
     (Unavailable, 503),
 )
-#: JSON-RPC leaves this range to implementations; -32001 is what other servers use for a request without a right.
-_RPC_REFUSED = -32001
 
 
 def status_of(error: CotenantError) -> int:
@@ -51,6 +50,6 @@ def rpc_problem(error: CotenantError, *, status: int, headers: dict[str, str] | 
     body: dict[str, Any] = {
         "jsonrpc": "2.0",
         "id": None,
-        "error": {"code": _RPC_REFUSED, "message": error.text(), "data": error.record()},
+        "error": {"code": sdk.REFUSED, "message": error.text(), "data": error.record()},
     }
     return JSONResponse(body, status_code=status, headers=headers)

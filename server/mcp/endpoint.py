@@ -10,18 +10,19 @@ import asyncio
 import difflib
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mcp_types as wire
 
-from cotenant.server.errors import CotenantError, Forbidden
+from cotenant.server.errors import Busy, CotenantError, Forbidden, Unavailable
 from cotenant.server.mcp import results, sdk
 from cotenant.server.mcp.call import Call, NeedsAnswer
 from cotenant.server.mcp.tasks import BecameTask, TaskMethods, TaskSet
 from cotenant.server.mcp.tool import Tool
-from cotenant.server.mcp.watching import LIST, TooManyWatchers, Watcher, Watching
+from cotenant.server.mcp.watching import TooManyWatchers, Watcher, Watching
 from cotenant.server.model import text
+from cotenant.server.model.addresses import LIST
 from cotenant.server.model.caller import Caller
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class PromptSet(Protocol):
 
 
 class McpEndpoint:
-    """The handlers behind /mcp. `stopping` is set when the server begins to shut down."""
+    """The handlers behind /mcp. `stopping` is set when the server begins to shut down.
+
+    `has_room` says whether a session of an older client can be told something now.
+    """
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class McpEndpoint:
         tasks: TaskSet,
         watching: Watching,
         stopping: asyncio.Event,
+        has_room: Callable[[str], bool],
     ) -> None:
         self._control = control
         self._tools = {tool.name: tool for tool in tools}
@@ -72,7 +77,8 @@ class McpEndpoint:
         self._tasks = TaskMethods(tasks)
         self._watching = watching
         self._stopping = stopping
-        self._old_watchers: dict[object, Watcher] = {}
+        self._has_room = has_room
+        self._old_watchers: dict[str, Watcher] = {}
         self._writes: set[asyncio.Task[dict[str, Any]]] = set()
         self._listings: dict[tuple[bool, frozenset[str]], list[dict[str, Any]]] = {}
 
@@ -266,6 +272,12 @@ class McpEndpoint:
                 wire.INVALID_PARAMS, f"not_found: there is no resource {text.quoted(uri, 120)}.", {"uri": uri[:400]}
             )
         session = sdk.session_of(ctx)
+        if session is None:
+            raise sdk.error(
+                sdk.REFUSED,
+                "no_session: this session is from before a restart of the server, and nothing can be sent to it."
+                " Connect anew to subscribe; until then poll with the get and list tools.",
+            )
         watcher = self._old_watchers.get(session)
         if watcher is None or watcher.closed:
             watcher = self._open(ctx, ())
@@ -274,31 +286,51 @@ class McpEndpoint:
             sdk.at_session_end(ctx, lambda: self._forget(session))
             # Never awaited by whoever publishes: a reader that stalls would hold everybody up.
             self._watching.start(
-                watcher, lambda address: sdk.tell_session_updated(ctx, address), send_timeout_s=_OLD_SEND_S
+                watcher,
+                lambda address: sdk.tell_session_updated(ctx, address),
+                send_timeout_s=_OLD_SEND_S,
+                room=lambda: self._has_room(session),
             )
         watcher.add([uri])
         if uri not in watcher.addresses:
             raise sdk.error(
-                wire.INVALID_REQUEST, f"too_many: {len(watcher.addresses)} subscriptions are the most per client."
+                sdk.REFUSED,
+                f"too_many_subscriptions: {len(watcher.addresses)} resources are the most for one session."
+                " Unsubscribe from some; cotenant://gpus and cotenant://events cover all cards and all that happens.",
             )
         return wire.EmptyResult()
 
     async def unsubscribe(self, ctx: sdk.Context, params: wire.UnsubscribeRequestParams) -> wire.EmptyResult:
-        if (watcher := self._old_watchers.get(sdk.session_of(ctx))) is not None:
+        if (watcher := self._old_watchers.get(sdk.session_of(ctx) or "")) is not None:
             watcher.remove(str(params.uri))
         return wire.EmptyResult()
 
-    def _forget(self, session: object) -> None:
+    def stream_opened(self, session: str) -> None:
+        """An older client opens its standing stream: what it subscribed to may have changed while it had none."""
+        if (watcher := self._old_watchers.get(session)) is not None:
+            watcher.mark_all()
+
+    def _forget(self, session: str) -> None:
         self._old_watchers.pop(session, None)
 
     def _open(self, ctx: sdk.Context, addresses: Sequence[str]) -> Watcher:
         try:
             return self._watching.open(sdk.caller_now_of(ctx), addresses)
-        except TooManyWatchers:
-            why = "the server is stopping" if self._watching.closed else "there are too many subscriptions already"
-            raise sdk.error(
-                wire.INTERNAL_ERROR, f"unavailable: {why}. Poll with the get and list tools instead."
-            ) from None
+        except TooManyWatchers as many:
+            refused = self.no_stream(many)
+            raise sdk.error(sdk.REFUSED, refused.text(), refused.record()) from None
+
+    def no_stream(self, many: TooManyWatchers) -> CotenantError:
+        """Why a caller gets no further stream."""
+        if many.mine is not None:
+            return Busy(
+                f"you have {many.mine} streams open, the most that one caller may have.",
+                hint="Close those you do not read, and watch several resources in one stream.",
+                code="too_many_streams",
+                data={"open": many.mine},
+            )
+        why = "the server is stopping" if self._watching.closed else "the server has too many streams open already"
+        return Unavailable(f"{why}.", hint="Poll with the get and list tools instead.", retry_after_s=30)
 
 
 def _scope_refusal(caller: Caller, tool: Tool) -> Forbidden | None:

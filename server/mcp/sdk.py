@@ -5,7 +5,9 @@ Everything else of the server talks to the functions and classes here. What is u
   arguments and hides what it lists behind its own registries);
 - two `StreamableHTTPSessionManager`s over it, and the private table of sessions of one of them: a client of an older
   protocol that kept its session id over a restart of ours goes on, served without a session;
-- the private connection behind a session, which outlives the request that subscribed.
+- the private connection behind a session, which outlives the request that subscribed, and its private table of streams:
+  what is sent while the standing stream is not open is dropped, and once its buffer is full the session's own answers
+  wait behind it, so nothing is sent then.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.caching import CacheHint
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http import GET_STREAM_KEY
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
@@ -55,6 +58,9 @@ CALLER_NOW = "cotenant.caller_now"
 #: The one extension we speak: see `cotenant.server.mcp.tasks`.
 TASKS = "io.modelcontextprotocol/tasks"
 
+#: JSON-RPC leaves this range to implementations; -32001 is what other servers use for a request that is refused.
+REFUSED = -32001
+
 #: One question per call at most, so one name for it is enough.
 _QUESTION = "confirm"
 _QUESTION_SCHEMA: dict[str, Any] = {
@@ -66,6 +72,8 @@ _QUESTION_SCHEMA: dict[str, Any] = {
 }
 #: How long an older client may take to answer before the call ends without an answer.
 _ASK_S = 300.0
+#: Of the 16 messages that the SDK keeps for a standing stream, how many may be ours: the rest is for questions.
+_BUFFERED = 8
 
 
 class TaskParams(wire.RequestParams):
@@ -370,9 +378,9 @@ async def tell_session_updated(ctx: Context, uri: str) -> None:
     await ctx.session.send_resource_updated(uri)
 
 
-def session_of(ctx: Context) -> object:
-    """The identity of an older client's session; it outlives the request."""
-    return ctx.session._connection
+def session_of(ctx: Context) -> str | None:
+    """The id of an older client's session, which outlives the request; None where it is served without one."""
+    return _request(ctx).headers.get("mcp-session-id")
 
 
 def at_session_end(ctx: Context, callback: Callable[[], None]) -> None:
@@ -422,6 +430,12 @@ class Endpoint:
         """Serve while inside."""
         async with self._sessions.run(), self._sessionless.run():
             yield
+
+    def has_room(self, session_id: str) -> bool:
+        """Whether a session's standing stream is open and its client keeps up with it."""
+        transport = self._sessions._server_instances.get(session_id)
+        stream = transport._request_streams.get(GET_STREAM_KEY) if transport is not None else None
+        return stream is not None and stream[0].statistics().current_buffer_used < _BUFFERED
 
     def end_stream(self, session_id: str) -> None:
         """End the standing GET stream of a session, if it has one open."""

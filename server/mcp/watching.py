@@ -3,7 +3,8 @@
 A notification says only "read it again", so each watcher keeps a set of addresses, never a list of events: nothing
 grows while a reader is slow, nobody else waits for it, and the last state is never lost. The first change is told
 at once, further ones of the same address at most once a second. Whether the caller may (still) see the resource is
-asked at every delivery, and a revoked token ends its streams.
+asked at every delivery, and a revoked token ends its streams. One caller has a limited number of streams, so that a
+client that forgets to close them takes none from the others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TypeAlias
 
+from cotenant.server.model.addresses import LIST, owner_of_list
 from cotenant.server.model.caller import Caller
 
 log = logging.getLogger(__name__)
@@ -24,12 +26,10 @@ INTERVAL_S = 1.0
 #: How often an idle watcher looks whether its token still holds: tokens also expire without anything happening.
 TOKEN_CHECK_S = 30.0
 _CUT_OFF_S = 0.2
+#: How often a watcher looks again whether its client has room for what it is to be told.
+_NO_ROOM_S = 0.25
 MAX_WATCHERS = 1024
 MAX_ADDRESSES = 256
-_KNOWN_OBJECTS = 10_000
-
-#: Stands for "the list of resources changed" among the addresses.
-LIST = "list"
 
 Send: TypeAlias = Callable[[str], Awaitable[None]]
 CallerNow: TypeAlias = Callable[[], Caller | None]
@@ -37,13 +37,18 @@ Visible: TypeAlias = Callable[[Caller, str], Awaitable[bool]]
 
 
 class TooManyWatchers(Exception):
-    """There are MAX_WATCHERS already."""
+    """No further stream can be had. `mine` is how many the caller has if its own limit is in the way, else None."""
+
+    def __init__(self, mine: int | None = None) -> None:
+        super().__init__()
+        self.mine = mine
 
 
 class Watcher:
     """One stream of notifications to one client. `add` and `remove` change what it watches."""
 
-    def __init__(self, watching: Watching, caller_now: CallerNow, visible: Visible) -> None:
+    def __init__(self, watching: Watching, caller: Caller, caller_now: CallerNow, visible: Visible) -> None:
+        self.caller = caller  # as it was when the stream was opened
         self._watching = watching
         self._caller_now = caller_now
         self._visible = visible
@@ -68,8 +73,14 @@ class Watcher:
 
     def mark(self, address: str) -> None:
         """Something changed; never blocks, never fails."""
-        self._dirty[address] = None
-        self._wake.set()
+        if address not in self._dirty:  # else it is going to be told anyway, and nobody has to be woken for it
+            self._dirty[address] = None
+            self._wake.set()
+
+    def mark_all(self) -> None:
+        """There was a gap in which the client was not told: everything may have changed."""
+        for address in self.addresses:
+            self.mark(address)
 
     def close(self) -> None:
         """End the stream; what is being sent now is still sent."""
@@ -80,11 +91,13 @@ class Watcher:
         """Whether the token behind this watcher still holds."""
         return self._caller_now() is not None
 
-    async def run(self, send: Send, *, send_timeout_s: float | None = None) -> None:
+    async def run(
+        self, send: Send, *, send_timeout_s: float | None = None, room: Callable[[], bool] = lambda: True
+    ) -> None:
         """Tell of changes until `close`, or until the token no longer holds.
 
         With `send_timeout_s` a send that takes longer is given up and tried again later; without, a slow reader
-        holds up this watcher alone.
+        holds up this watcher alone. While there is no `room` nothing is sent, and nothing is forgotten.
         """
         not_before: dict[str, float] = {}
         try:
@@ -98,10 +111,17 @@ class Watcher:
                         async with asyncio.timeout(due - now):
                             await self._wake.wait()
                     continue
+                if not room():
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_NO_ROOM_S):
+                            await self._wake.wait()
+                    continue
                 for address in ready:
                     caller = self._caller_now()
                     if self.closed or caller is None:
                         return
+                    if not room():
+                        break
                     # Taken out before the send: what changes meanwhile is told again afterwards.
                     if address not in self._dirty:
                         continue
@@ -126,13 +146,13 @@ class Watcher:
 class Watching:
     """All watchers. `changed` is what the control plane calls after each commit."""
 
-    def __init__(self, visible: Visible) -> None:
+    def __init__(self, visible: Visible, most_per_caller: int = 64) -> None:
         self._visible = visible
+        self._most_per_caller = most_per_caller
         self.by_address: dict[str, set[Watcher]] = {}
         self._watchers: set[Watcher] = set()
         self._pumps: set[asyncio.Task[None]] = set()
-        self._objects: dict[str, None] = {}
-        self._streams: dict[object, tuple[CallerNow, Callable[[], None]]] = {}
+        self._streams: dict[object, tuple[str, CallerNow, Callable[[], None]]] = {}
         self._check: asyncio.TimerHandle | None = None
         self.closed = False
 
@@ -142,22 +162,28 @@ class Watching:
         Raises:
             TooManyWatchers: none can be added now.
         """
-        if self.closed or len(self._watchers) >= MAX_WATCHERS:
+        caller = caller_now()
+        if self.closed or caller is None or len(self._watchers) >= MAX_WATCHERS:
             raise TooManyWatchers
-        watcher = Watcher(self, caller_now, self._visible)
+        self._check_own(sum(1 for watcher in self._watchers if watcher.caller.name == caller.name))
+        watcher = Watcher(self, caller, caller_now, self._visible)
         watcher.add(addresses)
         self._watchers.add(watcher)
         return watcher
 
+    def _check_own(self, mine: int) -> None:
+        if mine >= self._most_per_caller:
+            raise TooManyWatchers(mine)
+
     def forget(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
 
-    def start(self, watcher: Watcher, send: Send, *, send_timeout_s: float) -> None:
+    def start(self, watcher: Watcher, send: Send, *, send_timeout_s: float, room: Callable[[], bool]) -> None:
         """Run a watcher in a task of its own, for protocols where no request carries the stream."""
 
         async def pump() -> None:
             try:
-                await watcher.run(send, send_timeout_s=send_timeout_s)
+                await watcher.run(send, send_timeout_s=send_timeout_s, room=room)
             except Exception:
                 log.exception("a subscription ended because its client could not be told")
 
@@ -167,9 +193,17 @@ class Watching:
 
     @contextlib.contextmanager
     def stream(self, caller_now: CallerNow, end: Callable[[], None]) -> Iterator[None]:
-        """While inside: `end` is called once when the token no longer holds or the server stops."""
+        """While inside: `end` is called once when the token no longer holds or the server stops.
+
+        Raises:
+            TooManyWatchers: the caller has too many open.
+        """
+        caller = caller_now()
+        if caller is None:
+            raise TooManyWatchers
+        self._check_own(sum(1 for name, _, _ in self._streams.values() if name == caller.name))
         key = object()
-        self._streams[key] = (caller_now, end)
+        self._streams[key] = (caller.name, caller_now, end)
         try:
             yield
         finally:
@@ -178,29 +212,23 @@ class Watching:
     def changed(self, addresses: frozenset[str]) -> None:
         """These resources changed. Quick, never raises; called on the event loop."""
         for address in addresses:
+            if (owner := owner_of_list(address)) is not None:
+                for watcher in self.by_address.get(LIST, ()):
+                    if owner in ("", watcher.caller.owner):
+                        watcher.mark(LIST)
+                continue
             for watcher in self.by_address.get(address, ()):
                 watcher.mark(address)
-            if address.startswith(("cotenant://jobs/", "cotenant://leases/")) and not address.endswith("/log"):
-                self._object(address)
         if "cotenant://events" in addresses and self._check is None:
             # A revocation is an event: nobody who lost the right waits for the next idle check. The tokens in memory
             # are read again right after the commit, so this looks a moment later.
             self._check = asyncio.get_running_loop().call_later(_CUT_OFF_S, self._cut_off)
 
-    def _object(self, address: str) -> None:
-        if address in self._objects:
-            return
-        self._objects[address] = None
-        while len(self._objects) > _KNOWN_OBJECTS:
-            del self._objects[next(iter(self._objects))]
-        for watcher in self.by_address.get(LIST, ()):
-            watcher.mark(LIST)
-
     def _cut_off(self) -> None:
         self._check = None
         for watcher in [item for item in self._watchers if not item.allowed()]:
             watcher.close()
-        for key, (caller_now, end) in list(self._streams.items()):
+        for key, (_, caller_now, end) in list(self._streams.items()):
             if caller_now() is None:
                 self._streams.pop(key, None)
                 end()
@@ -210,7 +238,7 @@ class Watching:
         self.closed = True
         for watcher in list(self._watchers):
             watcher.close()
-        for key, (_, end) in list(self._streams.items()):
+        for key, (_, _, end) in list(self._streams.items()):
             self._streams.pop(key, None)
             end()
 

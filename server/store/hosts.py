@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+from cotenant.server.model.addresses import LIST
 from cotenant.server.store.db import Tx, dumps
 
 
@@ -31,12 +32,14 @@ def put(tx: Tx, name: str, now_ms: int, **values: Any) -> bool:
         tx.execute(f"UPDATE host SET {', '.join(f'{n} = ?' for n in values)} WHERE name = ?", (*values.values(), name))
     tx.dirty.add(("host", name))
     tx.changed.add(f"cotenant://hosts/{name}")
+    if new:
+        tx.changed.add(LIST)
     return new
 
 
 def put_gpu(tx: Tx, uuid: str, host: str, now_ms: int, **values: Any) -> tuple[bool, str | None]:
     """Make or update a card; returns (new, name of the other host entry that had it)."""
-    row = tx.one("SELECT host FROM gpu WHERE uuid = ?", (uuid,))
+    row = tx.one("SELECT host, present FROM gpu WHERE uuid = ?", (uuid,))
     if row is not None and row["host"] != host:
         return False, str(row["host"])
     if row is None:
@@ -47,6 +50,8 @@ def put_gpu(tx: Tx, uuid: str, host: str, now_ms: int, **values: Any) -> tuple[b
     else:
         columns = {"last_seen_at_ms": now_ms, "present": 1, **values}
         tx.execute(f"UPDATE gpu SET {', '.join(f'{n} = ?' for n in columns)} WHERE uuid = ?", (*columns.values(), uuid))
+    if row is None or not row["present"]:
+        tx.changed |= {LIST, "cotenant://gpus"}
     return row is None, None
 
 
@@ -57,6 +62,8 @@ def absent(tx: Tx, host: str, seen: list[str]) -> list[str]:
         f"UPDATE gpu SET present = 0 WHERE host = ? AND present = 1 AND uuid NOT IN ({marks}) RETURNING uuid",
         (host, *seen),
     )
+    if rows:
+        tx.changed |= {LIST, "cotenant://gpus"}
     return [str(row[0]) for row in rows]
 
 

@@ -6,6 +6,7 @@ import sqlite3
 from typing import Any
 
 from cotenant.server.errors import IllegalMove, NotFound, StaleFence
+from cotenant.server.model.addresses import list_of
 from cotenant.server.model.states import JOB_FINAL, JOB_NEXT, AttemptState, JobState
 from cotenant.server.store.db import Tx
 
@@ -24,7 +25,7 @@ def get(tx: Tx, job_id: str) -> sqlite3.Row:
 def insert(tx: Tx, job: dict[str, Any]) -> None:
     tx.execute(f"INSERT INTO job ({', '.join(job)}) VALUES ({', '.join('?' * len(job))})", tuple(job.values()))
     tx.opens = True
-    _note(tx, job["id"], job["pool"])
+    _note(tx, job["id"], job["pool"], job["owner"])
 
 
 def find_same(tx: Tx, caller: str, spec_hash: str, since_ms: int) -> str | None:
@@ -63,7 +64,7 @@ def move(
         f"UPDATE job SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ?",
         (to.value, now_ms, *values.values(), job_id),
     )
-    _note(tx, job_id, row["pool"])
+    _note(tx, job_id, row["pool"], row["owner"])
     return row
 
 
@@ -116,6 +117,6 @@ def attempts_on(connection: sqlite3.Connection, host: str) -> list[sqlite3.Row]:
     ).fetchall()
 
 
-def _note(tx: Tx, job_id: str, pool: str) -> None:
+def _note(tx: Tx, job_id: str, pool: str, owner: str) -> None:
     tx.dirty.add(("job", job_id))
-    tx.changed |= {f"cotenant://jobs/{job_id}", f"cotenant://queues/{pool}", "cotenant://quota/me"}
+    tx.changed |= {f"cotenant://jobs/{job_id}", f"cotenant://queues/{pool}", "cotenant://quota/me", list_of(owner)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotenant.server.errors import IllegalMove, NotFound
+from cotenant.server.model.addresses import list_of
 from cotenant.server.model.states import LEASE_FINAL, LEASE_NEXT, LeaseState
 from cotenant.server.store.db import Tx
 
@@ -50,7 +51,7 @@ def insert(tx: Tx, lease: dict[str, Any], held: tuple[HeldSlot, ...]) -> None:
     tx.execute(f"INSERT INTO lease ({columns}) VALUES ({', '.join('?' * len(lease))})", tuple(lease.values()))
     tx.opens = tx.opens or not held
     _take(tx, lease["id"], held, lease["granted_at_ms"] if held else 0)
-    _note(tx, lease["id"], lease["pool"], held)
+    _note(tx, lease["id"], lease["pool"], lease["owner"], held)
 
 
 def grant(tx: Tx, lease_id: str, held: tuple[HeldSlot, ...], values: dict[str, Any], now_ms: int) -> None:
@@ -63,7 +64,7 @@ def grant(tx: Tx, lease_id: str, held: tuple[HeldSlot, ...], values: dict[str, A
     # a claim that missed its pick-up comes back with other slots: its old rows are history of another grant
     tx.execute("DELETE FROM lease_slot WHERE lease_id = ? AND use = 'freed'", (lease_id,))
     _take(tx, lease_id, held, now_ms)
-    _note(tx, lease_id, row["pool"], held)
+    _note(tx, lease_id, row["pool"], row["owner"], held)
 
 
 def _take(tx: Tx, lease_id: str, held: tuple[HeldSlot, ...], now_ms: int) -> None:
@@ -91,7 +92,7 @@ def move(tx: Tx, lease_id: str, to: LeaseState, *, row: sqlite3.Row | None = Non
     tx.execute(
         f"UPDATE lease SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ?", (to.value, *values.values(), lease_id)
     )
-    _note(tx, lease_id, row["pool"], ())
+    _note(tx, lease_id, row["pool"], row["owner"], ())
     return row
 
 
@@ -101,11 +102,7 @@ def end_slots(tx: Tx, lease_id: str, use: str, now_ms: int, detail: str = "") ->
         "UPDATE lease_slot SET use = ?, since_ms = ?, detail = ? WHERE lease_id = ? AND use <> 'freed' RETURNING *",
         (use, now_ms, detail, lease_id),
     )
-    tx.dirty.add(("lease", lease_id))
-    tx.opens = True
-    for row in rows:
-        _note_slot(tx, row["host"], row["idx"])
-    return rows
+    return _noted(tx, lease_id, rows)
 
 
 def free_slots(tx: Tx, lease_id: str, now_ms: int, host: str | None = None) -> list[sqlite3.Row]:
@@ -115,11 +112,7 @@ def free_slots(tx: Tx, lease_id: str, now_ms: int, host: str | None = None) -> l
         " AND coalesce(?, host) = host RETURNING *",
         (now_ms, lease_id, host),
     )
-    tx.dirty.add(("lease", lease_id))
-    tx.opens = True
-    for row in rows:
-        _note_slot(tx, row["host"], row["idx"])
-    return rows
+    return _noted(tx, lease_id, rows)
 
 
 def call_occupied(tx: Tx, lease_id: str, now_ms: int, who: str) -> list[sqlite3.Row]:
@@ -128,11 +121,7 @@ def call_occupied(tx: Tx, lease_id: str, now_ms: int, who: str) -> list[sqlite3.
         "UPDATE lease_slot SET use = 'occupied', since_ms = ?, detail = ? WHERE lease_id = ? AND use = 'cleaning' RETURNING *",
         (now_ms, who, lease_id),
     )
-    tx.dirty.add(("lease", lease_id))
-    tx.opens = True
-    for row in rows:
-        _note_slot(tx, row["host"], row["idx"])
-    return rows
+    return _noted(tx, lease_id, rows)
 
 
 def update(tx: Tx, lease_id: str, **values: Any) -> None:
@@ -142,13 +131,25 @@ def update(tx: Tx, lease_id: str, **values: Any) -> None:
     tx.changed.add(f"cotenant://leases/{lease_id}")
 
 
-def _note(tx: Tx, lease_id: str, pool: str, held: tuple[HeldSlot, ...]) -> None:
+def _noted(tx: Tx, lease_id: str, rows: list[sqlite3.Row]) -> list[sqlite3.Row]:
+    """Tell of slots whose use changed: what may be had now is another too."""
+    tx.dirty.add(("lease", lease_id))
+    tx.opens = True
+    for row in rows:
+        _note_slot(tx, row["host"], row["idx"])
+    if rows:
+        tx.changed |= {f"cotenant://leases/{lease_id}", "cotenant://quota/me"}
+    return rows
+
+
+def _note(tx: Tx, lease_id: str, pool: str, owner: str, held: tuple[HeldSlot, ...]) -> None:
     tx.dirty.add(("lease", lease_id))
     tx.changed |= {
         f"cotenant://leases/{lease_id}",
         f"cotenant://queues/{pool}",
         "cotenant://quota/me",
         "cotenant://gpus",
+        list_of(owner),
     }
     for slot in held:
         _note_slot(tx, slot.host, slot.index)

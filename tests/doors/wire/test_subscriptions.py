@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,11 @@ from typing import Any
 import anyio
 import mcp_types as wire
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from cotenant.server.mcp import watching
-from cotenant.server.mcp.watching import LIST, TooManyWatchers, Watching
+from cotenant.server.mcp.watching import TooManyWatchers, Watching
+from cotenant.server.model.addresses import LIST, list_of
 from cotenant.server.model.caller import Caller
 
 ALICE = Caller("alice-agent", "agent", "alice", frozenset({"read"}), "tok_1")
@@ -122,6 +127,99 @@ async def test_addresses_that_are_not_ours_are_not_watched(server: Any, tokens: 
                 assert list(stream.honored.resource_subscriptions or ()) == ["cotenant://gpus"]
 
 
+async def test_a_client_with_too_many_streams_is_told_so(make_server: Callable[..., Any]) -> None:
+    """In both styles, with a number and what to do; another caller has its own."""
+    server = make_server(config="[server]\nstreams_per_caller = 1\n")
+    token = server.token("greedy", "alice")
+    async with server.client(token) as agent, server.client(server.token("modest", "bob")) as other:
+        async with agent.client.listen(resource_subscriptions=["cotenant://gpus"]):
+            with pytest.raises(MCPError, match=r"too_many_streams: you have 1 streams open"):
+                async with agent.client.listen(resource_subscriptions=["cotenant://events"]):
+                    pass
+            async with other.client.listen(resource_subscriptions=["cotenant://gpus"]):
+                pass
+
+        async def again() -> Any:
+            with contextlib.suppress(MCPError):
+                async with agent.client.listen(resource_subscriptions=["cotenant://events"]):
+                    return True
+
+        assert await agent.eventually(again), "the stream that was closed counts no more"
+    old = Old(server, token)
+    with old.stream() as first, Old(server, token).stream() as second:
+        assert (first.status, second.status) == (200, 429)
+        assert "too_many_streams: you have 1 streams open" in second.read().decode()
+    old.request("resources/subscribe", uri="cotenant://gpus")
+    refused = Old(server, token).request("resources/subscribe", uri="cotenant://gpus")
+    assert refused["error"]["message"].startswith("too_many_streams: "), refused
+
+
+def test_what_changed_while_no_stream_was_open_is_told_by_the_next(make_server: Callable[..., Any]) -> None:
+    """An older client subscribes and opens its stream later, or loses it for a while: the last state is not lost."""
+    server = make_server()
+    token = server.token("late", "alice")
+    old = Old(server, token)
+    old.request("resources/subscribe", uri="cotenant://quota/me")
+    for _ in range(2):
+        lease = old.request("tools/call", name="acquire_lease", arguments={"gpus": 1})["result"]["structuredContent"]
+        old.request("tools/call", name="release_lease", arguments={"lease_id": lease["lease_id"]})
+        with old.stream() as stream:
+            assert next(events(stream))["params"]["uri"] == "cotenant://quota/me"
+
+
+def test_a_session_of_before_a_restart_is_told_that_it_cannot_subscribe(make_server: Callable[..., Any]) -> None:
+    server = make_server()
+    old = Old(server, server.token("stale", "alice"))
+    old.session = "from-before"
+    refused = old.request("resources/subscribe", uri="cotenant://gpus")
+    assert refused["error"]["message"].startswith("no_session: "), refused
+
+
+class Old:
+    """A client of an older protocol, by hand: one session, and a stream when it likes."""
+
+    def __init__(self, server: Any, token: str) -> None:
+        self.server, self.token, self.session = server, token, ""
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}}
+        self.request("initialize", **hello)
+        self._post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": "application/json, text/event-stream"}
+        return headers | ({"Mcp-Session-Id": self.session} if self.session else {})
+
+    def _post(self, body: dict[str, Any]) -> str:
+        _, answer, headers = self.server.post("/mcp", body, self.token, self._headers())
+        self.session = headers.get("mcp-session-id", self.session)
+        return answer if isinstance(answer, str) else json.dumps(answer)
+
+    def request(self, method: str, **params: Any) -> dict[str, Any]:
+        """The answer's frame."""
+        answer = self._post({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        data = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")]
+        frame: dict[str, Any] = json.loads(data[-1] if data else answer)
+        return frame
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Any]:
+        """The standing stream, while inside."""
+        host, port = self.server.url.removeprefix("http://").split(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=15)
+        try:
+            connection.request("GET", "/mcp", headers=self._headers() | {"Authorization": f"Bearer {self.token}"})
+            with connection.getresponse() as response:
+                yield response
+        finally:
+            connection.close()
+
+
+def events(stream: Any) -> Iterator[dict[str, Any]]:
+    """The frames of a stream as they come."""
+    for line in stream:
+        if line.startswith(b"data: ") and line.strip() != b"data:":
+            yield json.loads(line.removeprefix(b"data: "))
+
+
 # ---- the watchers by themselves ---------------------------------------------------------------
 
 
@@ -204,7 +302,7 @@ async def test_a_send_that_times_out_is_tried_again() -> None:
         if len(tries) == 1:
             await asyncio.Event().wait()
 
-    hub.start(watcher, send, send_timeout_s=0.1)
+    hub.start(watcher, send, send_timeout_s=0.1, room=lambda: True)
     hub.changed(frozenset({"cotenant://gpus"}))
     await told(tries, 2)
     assert tries[1] - tries[0] >= 0.1
@@ -239,16 +337,83 @@ async def test_whether_it_may_be_seen_is_asked_at_every_delivery() -> None:
     assert heard == ["cotenant://gpus"]
 
 
-async def test_new_objects_change_the_list_once_each() -> None:
+async def test_the_list_changes_for_whose_list_it_is() -> None:
     hub = Watching(everybody)
-    watcher = hub.open(lambda: ALICE, [LIST])
+    alice, bob = hub.open(lambda: ALICE, [LIST]), hub.open(lambda: replace(ALICE, owner="bob"), [LIST])
     hub.changed(frozenset({"cotenant://jobs/job_1", "cotenant://gpus"}))
-    assert list(watcher._dirty) == [LIST]
-    watcher._dirty.clear()
-    hub.changed(frozenset({"cotenant://jobs/job_1", "cotenant://jobs/job_1/log"}))
-    assert not watcher._dirty
+    assert not alice._dirty and not bob._dirty
+    hub.changed(frozenset({list_of("alice")}))
+    assert list(alice._dirty) == [LIST] and not bob._dirty
+    hub.changed(frozenset({LIST}))
+    assert list(bob._dirty) == [LIST]
+    hub.close()
+    for watcher in (alice, bob):
+        await watcher.run(_never)
+
+
+async def test_nothing_is_sent_without_room_and_nothing_is_lost() -> None:
+    """What comes while an older client has no stream open is told once it has one."""
+    hub = Watching(everybody)
+    watcher = hub.open(lambda: ALICE, ["cotenant://gpus", "cotenant://events"])
+    heard: list[str] = []
+    open_now = False
+
+    async def send(address: str) -> None:
+        assert open_now
+        heard.append(address)
+
+    hub.start(watcher, send, send_timeout_s=5.0, room=lambda: open_now)
+    for _ in range(1000):
+        hub.changed(frozenset({"cotenant://gpus"}))
+    await asyncio.sleep(0)
+    hub.changed(frozenset({"cotenant://events"}))
+    await asyncio.sleep(0)
+    assert heard == [] and set(watcher._dirty) == watcher.addresses
+    open_now = True
+    await told(heard, 2)
+    assert set(heard) == watcher.addresses
+    heard.clear()
+    watcher.mark_all()
+    await told(heard, 2)
+    hub.close()
+    await hub.join()
+
+
+async def test_a_watcher_is_woken_once_for_many_changes() -> None:
+    """Two thousand changes a second must not wake two hundred watchers two thousand times."""
+    hub = Watching(everybody)
+    watcher = hub.open(lambda: ALICE, ["cotenant://gpus"])
+    hub.changed(frozenset({"cotenant://gpus"}))
+    assert watcher._wake.is_set()
+    watcher._wake.clear()
+    hub.changed(frozenset({"cotenant://gpus"}))
+    assert not watcher._wake.is_set() and list(watcher._dirty) == ["cotenant://gpus"]
     watcher.close()
     await watcher.run(_never)
+
+
+async def test_one_caller_has_a_most_of_streams() -> None:
+    hub = Watching(everybody, 2)
+    bob = replace(ALICE, name="bob-agent", owner="bob")
+    mine = [hub.open(lambda: ALICE) for _ in range(2)]
+    with pytest.raises(TooManyWatchers) as full:
+        hub.open(lambda: ALICE)
+    assert full.value.mine == 2
+    others = hub.open(lambda: bob)
+    mine[0].close()
+    await mine[0].run(_never)
+    mine[0] = hub.open(lambda: ALICE)
+    ends: list[int] = []
+    with hub.stream(lambda: ALICE, lambda: ends.append(1)), hub.stream(lambda: ALICE, lambda: ends.append(2)):
+        with pytest.raises(TooManyWatchers):
+            with hub.stream(lambda: ALICE, lambda: ends.append(3)):
+                pass
+        with hub.stream(lambda: bob, lambda: ends.append(4)):
+            pass
+    hub.close()
+    assert ends == [], "those that are over are not ended again"
+    for watcher in (*mine, others):
+        await watcher.run(_never)
 
 
 async def _never(address: str) -> None:

@@ -1,0 +1,18 @@
+"""Addresses of what can be watched, where they are no resource of their own."""
+
+from __future__ import annotations
+
+#: The list of resources of every caller; `list_of` is that of one owner's callers.
+LIST = "list"
+
+
+def list_of(owner: str) -> str:
+    """The address that changes when an owner's part of resources/list does: living jobs and leases."""
+    return f"{LIST}/{owner}"
+
+
+def owner_of_list(address: str) -> str | None:
+    """Whose list an address is: an owner, an empty string for everybody's, None where it is no list."""
+    if address == LIST:
+        return ""
+    return address.removeprefix(f"{LIST}/") if address.startswith(f"{LIST}/") else None

@@ -7,12 +7,13 @@ text: an id holds no character that would have to be escaped.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cotenant.server.errors import NotFound
+from cotenant.server.errors import BadRequest, NotFound
 from cotenant.server.mcp.results import plain
+from cotenant.server.model.answers import JobRow, LeaseAnswer
 from cotenant.server.model.caller import Caller
 
 if TYPE_CHECKING:
@@ -22,6 +23,14 @@ _SCHEME = "cotenant://"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 #: Lines of a log that a resource shows; tail_logs goes further back.
 _LOG_LINES = 200
+#: Entries of one page of resources/list.
+PAGE = 100
+#: Of the caller's living jobs and leases the newest so many are listed; list_jobs and list_leases go on.
+_MOST = 1000
+#: The order of the list: fixed ones, machines with their cards, queues, work. Work is listed newest first.
+_ORDER = {"gpus": 0, "quota": 0, "events": 0, "host": 1, "gpu": 1, "queue": 2, "job": 3, "log": 3, "lease": 4}
+
+_NONE: Mapping[str, str] = {}
 
 Reader = Callable[["Control", Caller, dict[str, str]], Awaitable[Any]]
 
@@ -138,7 +147,25 @@ class Catalog:
         """Whether the address is one of ours; the thing itself need not exist."""
         return _match(uri) is not None
 
-    async def listing(self, control: Control, caller: Caller) -> list[dict[str, Any]]:
+    async def listing(
+        self, control: Control, caller: Caller, cursor: str | None = None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """One page of resources/list and the cursor of the next: entries after the one that `cursor` names.
+
+        An entry that went away between two pages neither repeats nor hides another.
+
+        Raises:
+            BadRequest: no cursor of this list.
+        """
+        entries = await self.whole(control, caller)
+        if cursor is not None:
+            if _match(cursor) is None:
+                raise BadRequest("this is no cursor of resources/list.", code="bad_cursor", hint="Leave it out.")
+            entries = [item for item in entries if _place(item["uri"]) > _place(cursor)]
+        page = entries[:PAGE]
+        return page, page[-1]["uri"] if len(entries) > PAGE else None
+
+    async def whole(self, control: Control, caller: Caller) -> list[dict[str, Any]]:
         """Entries of resources/list: the fixed ones, then hosts, cards, queues, the caller's living jobs and leases.
 
         Titles hold only our own words and ids; names that others gave stand inside the resources.
@@ -159,13 +186,12 @@ class Catalog:
             add(
                 "queue", f"queues/{queue.pool}", f"Queue {queue.pool}: {queue.running} running, {queue.waiting} waiting"
             )
-        for state in ("active", "waiting"):
-            for job in (await views.list_jobs(caller, state=state, owner=caller.owner, limit=50)).jobs:
-                add("job", f"jobs/{job.job_id}", f"Job {job.job_id}: {job.state}")
-                add("log", f"jobs/{job.job_id}/log", f"Log of job {job.job_id}")
-        for lease in (await views.list_leases(caller, owner=caller.owner, limit=50)).leases:
+        for job in await _living_jobs(control, caller):
+            add("job", f"jobs/{job.job_id}", f"Job {job.job_id}: {job.state}")
+            add("log", f"jobs/{job.job_id}/log", f"Log of job {job.job_id}")
+        for lease in await _living_leases(control, caller):
             add("lease", f"leases/{lease.lease_id}", f"Lease {lease.lease_id}: {lease.state}")
-        return list({item["uri"]: item for item in out}.values())
+        return sorted({item["uri"]: item for item in out}.values(), key=lambda item: _place(item["uri"]))
 
     async def read(self, control: Control, caller: Caller, uri: str) -> Any:
         """The view behind an address.
@@ -179,24 +205,71 @@ class Catalog:
         kind, at = found
         return await kind.read(control, caller, at)
 
-    async def complete(self, control: Control, caller: Caller, name: str, begun: str) -> list[str]:
-        """Values for a template's parameter that begin like `begun`; none for a parameter that is not ours."""
+    async def complete(
+        self, control: Control, caller: Caller, name: str, begun: str, *, of: str = "", given: Mapping[str, str] = _NONE
+    ) -> list[str]:
+        """Values for a parameter that begin like `begun`; none for one that is not ours.
+
+        `of` is the template whose parameter it is (empty for an argument of a prompt), `given` are those already chosen.
+        Only what the caller may use or see is offered: its own pools, its own owner's work.
+        """
         views = control.views
         values: list[str] = []
         if name == "host":
             values = [host.host for host in (await views.list_hosts(caller)).hosts]
         elif name == "index":
-            values = sorted(
-                {str(card.index) for card in (await views.list_gpus(caller)).gpus}, key=lambda i: (len(i), i)
-            )
+            cards = (await views.list_gpus(caller, host=given.get("host"))).gpus
+            values = sorted({str(card.index) for card in cards}, key=lambda index: (len(index), index))
         elif name == "pool":
-            values = [queue.pool for queue in (await views.list_queues(caller, limit=1)).queues]
-        elif name == "id":
-            values = [job.job_id for job in (await views.list_jobs(caller, owner=caller.owner, limit=100)).jobs]
-            values += [
-                item.lease_id for item in (await views.list_leases(caller, owner=caller.owner, limit=100)).leases
-            ]
+            values = [pool.pool for pool in (await views.quota_status(caller)).pools]
+        elif name in ("id", "job_id", "lease_id"):
+            kind = of.removeprefix(_SCHEME).partition("/")[0] if name == "id" else f"{name.removesuffix('_id')}s"
+            if kind in ("jobs", ""):
+                living = [job.job_id for job in await _living_jobs(control, caller)]
+                newest = [job.job_id for job in (await views.list_jobs(caller, **_own(caller), limit=100)).jobs]
+                values = list(dict.fromkeys([*living, *newest]))
+            if kind in ("leases", ""):
+                values += [lease.lease_id for lease in await _living_leases(control, caller)]
         return [value for value in values if value.startswith(begun)]
+
+
+def _own(caller: Caller) -> dict[str, str]:
+    """The filter for what is the caller's own, as lists take it."""
+    return {"owner": caller.owner} | ({"holder": caller.name} if caller.own_only else {})
+
+
+async def _living_jobs(control: Control, caller: Caller) -> list[JobRow]:
+    """The caller's own jobs that have not ended, newest first."""
+    out: list[JobRow] = []
+    for state in ("active", "waiting"):
+        cursor = None
+        while len(out) < _MOST:
+            page = await control.views.list_jobs(caller, state=state, **_own(caller), limit=200, cursor=cursor)
+            out += page.jobs
+            if (cursor := page.cursor) is None:
+                break
+    return sorted(out, key=lambda job: job.job_id, reverse=True)[:_MOST]
+
+
+async def _living_leases(control: Control, caller: Caller) -> list[LeaseAnswer]:
+    """The caller's own leases and claims that have not ended, newest first."""
+    out: list[LeaseAnswer] = []
+    cursor = None
+    while len(out) < _MOST:
+        page = await control.views.list_leases(caller, **_own(caller), limit=200, cursor=cursor)
+        out += page.leases
+        if (cursor := page.cursor) is None:
+            break
+    return out[:_MOST]
+
+
+def _place(uri: str) -> tuple[int, tuple[int, ...]]:
+    """Where an address stands in the list."""
+    found = _match(uri)
+    assert found is not None, "only our own addresses are placed"
+    order = _ORDER[found[0].name]
+    # Ids of work rise with time, so downwards is newest first; an address still stands before what lies under it.
+    return order, tuple(-ord(c) if order >= 3 else ord(c) for c in uri)
 
 
 def _match(uri: str) -> tuple[Kind, dict[str, str]] | None:

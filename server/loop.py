@@ -128,7 +128,7 @@ class Loop:
         if not (due or context.keeper.undecided):
             return  # what came stands behind equals that wait already
         decided = decide(context.keeper.heads(), now, context.policy)
-        changed = context.keeper.waiting.answer(decided.blockers)
+        changed, reworded = context.keeper.waiting.answer(decided.blockers)
         if writer is not None and decided.wake_at_ms is not None and decided.wake_at_ms != self._wake_at_ms:
             self.wake()  # `run` sleeps until what was due before
         self._wake_at_ms = decided.wake_at_ms
@@ -141,10 +141,12 @@ class Loop:
         self.passes += 1
         self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
         if changed:
-            asks = [ask for i in changed if (ask := context.keeper.waiting.get(i)) is not None]
-            addresses = {f"cotenant://{'leases' if i.startswith('lse') else 'jobs'}/{i}" for i in changed}
-            context.turnstile.turn(frozenset(addresses))
-            context.changes.publish(frozenset(addresses | {f"cotenant://queues/{ask.pool}" for ask in asks}))
+            context.turnstile.turn(frozenset(map(_address, changed)))
+        if changed or reworded:
+            pools = {ask.pool for i in changed if (ask := context.keeper.waiting.get(i)) is not None}
+            context.changes.publish(
+                frozenset(map(_address, (*changed, *reworded))) | {f"cotenant://queues/{pool}" for pool in pools}
+            )
 
     def _start(self, decision: Start, now: int) -> None:
         context = self._context
@@ -216,3 +218,7 @@ class Loop:
                 )
 
         await context.db.write(write)
+
+
+def _address(ask_id: str) -> str:
+    return f"cotenant://{'leases' if ask_id.startswith('lse') else 'jobs'}/{ask_id}"

@@ -91,19 +91,25 @@ class Waiting:
         self.undecided = False
         return tuple(group.asks[ask_id] for group in self._groups.values() for _, ask_id in group.order[:count])
 
-    def answer(self, blockers: dict[str, tuple[Blocker, ...]]) -> list[str]:
-        """Keep what a pass over the heads said; returns ids of asks whose main reason is another one now."""
+    def answer(self, blockers: dict[str, tuple[Blocker, ...]]) -> tuple[list[str], list[str]]:
+        """Keep what a pass over the heads said.
+
+        Returns ids of asks whose main reason is another one now, and of those where only its words, numbers or lesser
+        reasons are; of each group of equal asks the first hundred.
+        """
         changed: list[str] = []
+        reworded: list[str] = []
         for group in self._groups.values():
             said: tuple[Blocker, ...] = ()
             for _, ask_id in group.order[: self._looked_at]:
                 if (found := blockers.get(ask_id)) is not None:
                     said = found
                     break
-            if [b.code for b in said[:1]] != [b.code for b in group.blockers[:1]]:
-                changed.extend(ask_id for _, ask_id in group.order[:100])
-            group.blockers = said
-        return changed
+            if said != group.blockers:
+                another = [b.code for b in said[:1]] != [b.code for b in group.blockers[:1]]
+                (changed if another else reworded).extend(ask_id for _, ask_id in group.order[:100])
+                group.blockers = said
+        return changed, reworded
 
     def blockers(self, ask_id: str) -> tuple[Blocker, ...]:
         """Why this ask waits, as of the last pass; empty while it has not been looked at."""

@@ -9,6 +9,7 @@ from cotenant.server.clock import iso
 from cotenant.server.control import grants
 from cotenant.server.control.context import Context, check_request_id
 from cotenant.server.errors import Conflict, Forbidden, NotFound, QuotaExceeded
+from cotenant.server.model.addresses import list_of
 from cotenant.server.model.caller import Caller, owns
 from cotenant.server.model.text import quoted
 from cotenant.server.store import callers, events, jobs, leases, requests
@@ -118,6 +119,10 @@ def _take_over(
         jobs.update(tx, row["id"], **new)
     if lease is not None:
         leases.update(tx, lease["id"], **new)
+        leases.note_slots(tx, leases.slots(tx.connection, lease["id"]))  # who holds them is shown with the cards
+    tx.changed |= {
+        f"cotenant://queues/{row['pool']}", "cotenant://quota/me", list_of(row["owner"]), list_of(receiver["owner"])
+    }  # fmt: skip
     tx.execute("DELETE FROM offer WHERE object_id = ?", (row["id"],))
     events.append(
         tx, f"{table}.handed_over", by, now, owner=receiver["owner"], **_about(table, row["id"]), pool=row["pool"], old=row["caller"],

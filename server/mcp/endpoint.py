@@ -40,9 +40,13 @@ class ResourceSet(Protocol):
 
     def templates(self) -> list[dict[str, Any]]: ...
     def known(self, uri: str) -> bool: ...
-    async def listing(self, control: Control, caller: Caller) -> list[dict[str, Any]]: ...
+    async def listing(
+        self, control: Control, caller: Caller, cursor: str | None = None
+    ) -> tuple[list[dict[str, Any]], str | None]: ...
     async def read(self, control: Control, caller: Caller, uri: str) -> Any: ...
-    async def complete(self, control: Control, caller: Caller, name: str, begun: str) -> list[str]: ...
+    async def complete(
+        self, control: Control, caller: Caller, name: str, begun: str, *, of: str = "", given: Mapping[str, str] = ...
+    ) -> list[str]: ...
 
 
 class PromptSet(Protocol):
@@ -178,7 +182,13 @@ class McpEndpoint:
     # ---- resources ------------------------------------------------------------------------------
 
     async def list_resources(self, ctx: sdk.Context, params: Any) -> dict[str, Any]:
-        return {"resources": await self._resources.listing(self._control, sdk.caller_of(ctx))}
+        """One page of what there is now; the next one's cursor if there is more."""
+        cursor = params.cursor if params is not None else None
+        try:
+            page, following = await self._resources.listing(self._control, sdk.caller_of(ctx), cursor)
+        except CotenantError as exc:
+            raise sdk.error(wire.INVALID_PARAMS, exc.text(), exc.record()) from None
+        return {"resources": page, **({"nextCursor": following} if following is not None else {})}
 
     async def list_templates(self, ctx: sdk.Context, params: Any) -> dict[str, Any]:
         return {"resourceTemplates": self._resources.templates()}
@@ -213,9 +223,15 @@ class McpEndpoint:
         return "read" in caller.scopes and job.command is not None
 
     async def complete(self, ctx: sdk.Context, params: wire.CompleteRequestParams) -> dict[str, Any]:
-        """Values for the parameters of resource templates, as far as the caller may see them."""
-        begun = params.argument.value[:100]
-        values = await self._resources.complete(self._control, sdk.caller_of(ctx), params.argument.name, begun)
+        """Values for parameters of resource templates and arguments of prompts, as far as the caller may see them."""
+        asked = params.argument
+        of = params.ref.uri if isinstance(params.ref, wire.ResourceTemplateReference) else ""
+        if isinstance(params.ref, wire.PromptReference) and self._prompts.find(params.ref.name, {}) is None:
+            raise self._unknown_prompt(params.ref.name)
+        given = (params.context.arguments if params.context is not None else None) or {}
+        values = await self._resources.complete(
+            self._control, sdk.caller_of(ctx), asked.name, asked.value[:100], of=of, given=given
+        )
         return {"completion": {"values": values[:100], "total": len(values), "hasMore": len(values) > 100}}
 
     # ---- prompts --------------------------------------------------------------------------------
@@ -226,9 +242,12 @@ class McpEndpoint:
     async def get_prompt(self, ctx: sdk.Context, params: wire.GetPromptRequestParams) -> dict[str, Any]:
         body = self._prompts.find(params.name, params.arguments or {})
         if body is None:
-            names = ", ".join(str(item["name"]) for item in self._prompts.listing())
-            raise sdk.error(wire.INVALID_PARAMS, f"Unknown prompt {text.quoted(params.name, 64)}; there are: {names}.")
+            raise self._unknown_prompt(params.name)
         return {"messages": [{"role": "user", "content": {"type": "text", "text": body}}]}
+
+    def _unknown_prompt(self, name: str) -> Exception:
+        names = ", ".join(str(item["name"]) for item in self._prompts.listing())
+        return sdk.error(wire.INVALID_PARAMS, f"Unknown prompt {text.quoted(name, 64)}; there are: {names}.")
 
     # ---- subscriptions --------------------------------------------------------------------------
 

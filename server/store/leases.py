@@ -135,8 +135,7 @@ def _noted(tx: Tx, lease_id: str, rows: list[sqlite3.Row]) -> list[sqlite3.Row]:
     """Tell of slots whose use changed: what may be had now is another too."""
     tx.dirty.add(("lease", lease_id))
     tx.opens = True
-    for row in rows:
-        _note_slot(tx, row["host"], row["idx"])
+    note_slots(tx, rows)
     if rows:
         tx.changed |= {f"cotenant://leases/{lease_id}", "cotenant://quota/me"}
     return rows
@@ -153,6 +152,12 @@ def _note(tx: Tx, lease_id: str, pool: str, owner: str, held: tuple[HeldSlot, ..
     }
     for slot in held:
         _note_slot(tx, slot.host, slot.index)
+
+
+def note_slots(tx: Tx, rows: list[sqlite3.Row]) -> None:
+    """Tell that these slots, and the cards they are of, look different."""
+    for row in rows:
+        _note_slot(tx, row["host"], row["idx"])
 
 
 def _note_slot(tx: Tx, host: str, index: int | None) -> None:

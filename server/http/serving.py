@@ -17,6 +17,8 @@ from starlette.types import ASGIApp
 
 #: Requests that have not ended by then are cut off. Together with the rest this stays below the promised 5 s.
 GRACE_S = 2
+#: Bytes that the system keeps for a connection whose client does not read; Linux doubles it.
+SEND_BUFFER = 128 * 1024
 
 
 class GracefulServer(uvicorn.Server):
@@ -54,6 +56,9 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Connections inherit it. Left to itself the system keeps up to 4 MiB (Linux, tcp_wmem) for each client that does
+        # not read; a thousand such streams would be a denial of service, and what they get at last would be minutes old.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         sock.bind((host, port))
         sock.listen(1024)
     except BaseException:

@@ -8,7 +8,7 @@ garbage collector settings. Lines on stdin:
 
     publish RATE SECONDS [EXTRA]   changes of a card, each told like a host's report; with EXTRA each of so many further
                                    addresses is told about once a second. Answers `published N`: the card's memory is N MiB
-    tell ADDRESS                   one change of one resource
+    tell ADDRESS                   one change of one resource; answers `told TIME` just before
     stuck                          answers `stuck N`: streams that wait for their readers
 """
 
@@ -52,6 +52,7 @@ class Publisher:
                 extra = int(line[3]) if len(line) > 3 else 0
                 print(f"published {await self._publish(float(line[1]), float(line[2]), extra)}", flush=True)
             elif line[0] == "tell":
+                print(f"told {time.time()}", flush=True)
                 self._control.changes.publish(frozenset({line[1]}))
             elif line[0] == "stuck":
                 watchers = self._served._watching._watchers
@@ -108,6 +109,8 @@ def main() -> int:
             sock = serving.bind("127.0.0.1", 0)
             beside = serving.GracefulServer(serving.config_of(_trivial()), lambda: None)
             tasks.append(asyncio.create_task(beside.serve(sockets=[sock])))
+            stop = served.stop
+            served.stop = lambda: (stop(), beside.stop())  # type: ignore[method-assign,assignment,func-returns-value]
             print(f"trivial {serving.url_of(sock, '127.0.0.1')}", flush=True)
         return served
 

@@ -148,6 +148,7 @@ async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]
     server.say("stuck")
     stuck = int((await asyncio.to_thread(server.answer, "stuck")).split()[1])
     server.say(f"tell {LAST_WORD}")
+    await asyncio.to_thread(server.answer, "told")
     resumed = stalled[::2] + stalled[1::4]
     for one in resumed:
         one.read_on()

@@ -30,6 +30,8 @@ _MOST = 1000
 #: The order of the list: fixed ones, machines with their cards, queues, work. Work is listed newest first.
 _ORDER = {"gpus": 0, "quota": 0, "events": 0, "host": 1, "gpu": 1, "queue": 2, "job": 3, "log": 3, "lease": 4}
 
+#: A card's number as it is listed: 01 is no second address of card 1.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _NONE: Mapping[str, str] = {}
 
 Reader = Callable[["Control", Caller, dict[str, str]], Awaitable[Any]]
@@ -73,8 +75,8 @@ async def _host(control: Control, caller: Caller, at: dict[str, str]) -> Any:
 
 
 async def _gpu(control: Control, caller: Caller, at: dict[str, str]) -> Any:
-    cards = (await control.views.list_gpus(caller, host=at["host"])).gpus
-    found = next((card for card in cards if str(card.index) == at["index"]), None)
+    number = at["index"]
+    found = await control.views.find_gpu(caller, at["host"], int(number)) if _NUMBER.fullmatch(number) else None
     if found is None:
         raise NotFound(f"host {at['host']} has no card {at['index']}.", hint="See list_gpus.")
     return found

@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 from cotenant.server.model.addresses import LIST, owner_of_list
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: At most one notification per address and second (design, section 10).
 INTERVAL_S = 1.0
+#: Up to so much longer, by chance, so that those who watch the same do not keep in step.
+_SPREAD = 0.25
 #: How often an idle watcher looks whether its token still holds: tokens also expire without anything happening.
 TOKEN_CHECK_S = 30.0
 _CUT_OFF_S = 0.2
@@ -61,14 +65,14 @@ class Watcher:
         for address in addresses:
             if len(self.addresses) < MAX_ADDRESSES:
                 self.addresses.add(address)
-                self._watching.by_address.setdefault(address, set()).add(self)
+                self._watching.by_address.setdefault(address, _Audience()).join(self)
 
     def remove(self, address: str) -> None:
         self.addresses.discard(address)
         self._dirty.pop(address, None)
         if (others := self._watching.by_address.get(address)) is not None:
-            others.discard(self)
-            if not others:
+            others.leave(self)
+            if not others.all:
                 del self._watching.by_address[address]
 
     def mark(self, address: str) -> None:
@@ -126,7 +130,9 @@ class Watcher:
                     if address not in self._dirty:
                         continue
                     del self._dirty[address]
-                    not_before[address] = time.monotonic() + INTERVAL_S
+                    self._watching.expects(self, address)
+                    # A change that many watch would else have them all come at once, second after second.
+                    not_before[address] = time.monotonic() + INTERVAL_S * (1 + _SPREAD * random.random())
                     if not await self._visible(caller, address):
                         continue
                     try:
@@ -143,13 +149,39 @@ class Watcher:
             self._watching.forget(self)
 
 
+class _Audience:
+    """Who watches one address, and who of them is not yet going to be told: publishing costs those alone."""
+
+    __slots__ = ("all", "quiet")
+
+    def __init__(self) -> None:
+        self.all: set[Watcher] = set()
+        self.quiet: set[Watcher] = set()
+
+    def join(self, watcher: Watcher) -> None:
+        if watcher not in self.all:
+            self.all.add(watcher)
+            self.quiet.add(watcher)
+
+    def leave(self, watcher: Watcher) -> None:
+        self.all.discard(watcher)
+        self.quiet.discard(watcher)
+
+    def tell(self, address: str, whom: Callable[[Watcher], bool] | None = None) -> None:
+        """Mark them, or those of them that `whom` says."""
+        told = {watcher for watcher in self.quiet if whom is None or whom(watcher)}
+        self.quiet -= told
+        for watcher in told:
+            watcher.mark(address)
+
+
 class Watching:
     """All watchers. `changed` is what the control plane calls after each commit."""
 
     def __init__(self, visible: Visible, most_per_caller: int = 64) -> None:
         self._visible = visible
         self._most_per_caller = most_per_caller
-        self.by_address: dict[str, set[Watcher]] = {}
+        self.by_address: dict[str, _Audience] = {}
         self._watchers: set[Watcher] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self._streams: dict[object, tuple[str, CallerNow, Callable[[], None]]] = {}
@@ -174,6 +206,11 @@ class Watching:
     def _check_own(self, mine: int) -> None:
         if mine >= self._most_per_caller:
             raise TooManyWatchers(mine)
+
+    def expects(self, watcher: Watcher, address: str) -> None:
+        """The watcher is telling of this address now: what changes from here on is news again."""
+        if (audience := self.by_address.get(address)) is not None and watcher in audience.all:
+            audience.quiet.add(watcher)
 
     def forget(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
@@ -213,12 +250,10 @@ class Watching:
         """These resources changed. Quick, never raises; called on the event loop."""
         for address in addresses:
             if (owner := owner_of_list(address)) is not None:
-                for watcher in self.by_address.get(LIST, ()):
-                    if owner in ("", watcher.caller.owner):
-                        watcher.mark(LIST)
-                continue
-            for watcher in self.by_address.get(address, ()):
-                watcher.mark(address)
+                if (audience := self.by_address.get(LIST)) is not None:
+                    audience.tell(LIST, partial(_lists_for, owner) if owner else None)
+            elif (audience := self.by_address.get(address)) is not None and audience.quiet:
+                audience.tell(address)
         if "cotenant://events" in addresses and self._check is None:
             # A revocation is an event: nobody who lost the right waits for the next idle check. The tokens in memory
             # are read again right after the commit, so this looks a moment later.
@@ -249,3 +284,7 @@ class Watching:
         for task in list(self._pumps):
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
+
+
+def _lists_for(owner: str, watcher: Watcher) -> bool:
+    return watcher.caller.owner == owner

@@ -46,24 +46,23 @@ class FleetViews(View):
         self, caller: Caller, *, host: str | None = None, pool: str | None = None, state: str | None = None
     ) -> a.GpuList:
         """Every card: who holds it, until when, and what is on it."""
-
-        def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], dict[str, list[sqlite3.Row]]]:
-            held: dict[str, list[sqlite3.Row]] = {}
-            for row in c.execute(
-                "SELECT s.uuid, s.use, s.detail, l.id, l.caller, l.owner, l.hard_end_at_ms, l.expires_at_ms, l.kind, l.job_id,"
-                " j.name AS job_name FROM lease_slot s JOIN lease l ON l.id = s.lease_id LEFT JOIN job j ON j.id = l.job_id"
-                " WHERE s.use <> 'freed' ORDER BY s.share"
-            ):
-                held.setdefault(row["uuid"], []).append(row)
-            return host_rows.all_gpus(c), held
-
-        gpus, held = await self._c.db.read(read)
+        gpus, held = self._kept("cards", _cards)
         wanted = [g for g in gpus if host in (None, g["host"]) and pool in (None, g["pool"])]
         cards = [self._gpu(caller, g, held.get(g["uuid"], [])) for g in wanted]
         if state is not None:
             one_of(state, "state", ("free", "held", "cleaning", "occupied", "sick", "lost", "unverified", "unknown"))
             cards = [card for card in cards if card.state == state]
         return a.GpuList(cards, free=sum(1 for card in cards if card.state == "free"), total=len(cards))
+
+    async def find_gpu(self, caller: Caller, host: str, index: int) -> a.GpuAnswer | None:
+        """One card by its number on its host now; None where there is none."""
+        gpus, held = self._kept("cards", _cards)
+        for row in gpus:
+            if row["host"] == host:
+                live = self._c.live.cards.get(row["uuid"])
+                if (live.state.index if live is not None else row["idx"]) == index:
+                    return self._gpu(caller, row, held.get(row["uuid"], []))
+        return None
 
     def _gpu(self, caller: Caller, row: sqlite3.Row, held: list[sqlite3.Row]) -> a.GpuAnswer:
         now = self._c.now()
@@ -123,11 +122,7 @@ class FleetViews(View):
 
     async def list_hosts(self, caller: Caller) -> a.HostList:
         """Every host: its link, its machine, its driver."""
-
-        def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], list[sqlite3.Row]]:
-            return host_rows.all_hosts(c), host_rows.all_gpus(c)
-
-        hosts, gpus = await self._c.db.read(read)
+        hosts, gpus = self._kept("hosts", lambda c: (host_rows.all_hosts(c), host_rows.all_gpus(c)))
         self._c.keeper.refresh(self._c.now())
         slots = self._c.keeper.slots()
         now = self._c.now()
@@ -247,3 +242,15 @@ class FleetViews(View):
                 )
             )
         return a.AgentList(out)
+
+
+def _cards(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], dict[str, list[sqlite3.Row]]]:
+    """Every card, and by card the slots in use (index slots_in_use) with who has them."""
+    held: dict[str, list[sqlite3.Row]] = {}
+    for row in c.execute(
+        "SELECT s.uuid, s.use, s.detail, l.id, l.caller, l.owner, l.hard_end_at_ms, l.expires_at_ms, l.kind, l.job_id,"
+        " j.name AS job_name FROM lease_slot s JOIN lease l ON l.id = s.lease_id LEFT JOIN job j ON j.id = l.job_id"
+        " WHERE s.use <> 'freed' ORDER BY s.share"
+    ):
+        held.setdefault(row["uuid"], []).append(row)
+    return host_rows.all_gpus(c), held

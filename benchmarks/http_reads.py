@@ -138,7 +138,7 @@ def main() -> int:
         with serving(Path(folder) / "tuned", *cards, "--trivial") as server:
             token = server.token("bench", "ben")
             holder = Caller(server.url, token)
-            holder.call("acquire_lease", gpus=1, ttl_s=3600)
+            holder.lease()
             with serving(Path(folder) / "untuned", *cards, "--untuned") as other:
                 theirs = other.token("bench", "ben")
                 alone = {

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 #: Requests that have not ended by then are cut off. Together with the rest this stays below the promised 5 s.
 GRACE_S = 2
+READ_ON_S = 1.0
 #: Bytes that the system keeps for a connection whose client does not read; Linux doubles it.
 SEND_BUFFER = 128 * 1024
 
@@ -39,8 +40,17 @@ class GracefulServer(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """End in good order."""
+        """End in good order. Clients that do not read what is sent to them get READ_ON_S for it."""
         self.should_exit = True
+        asyncio.get_running_loop().call_later(READ_ON_S, self._drop_stalled)
+
+    def _drop_stalled(self) -> None:
+        """Break connections that still have something to send: their requests would hang in it until they are cancelled,
+        and each would leave a traceback in the log."""
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None and not transport.is_closing() and transport.get_write_buffer_size():
+                transport.abort()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -28,7 +28,7 @@ PAGE = 100
 #: Of the caller's living jobs and leases the newest so many are listed; list_jobs and list_leases go on.
 _MOST = 1000
 #: The order of the list: fixed ones, machines with their cards, queues, work. Work is listed newest first.
-_ORDER = {"gpus": 0, "quota": 0, "events": 0, "host": 1, "gpu": 1, "queue": 2, "job": 3, "log": 3, "lease": 4}
+_ORDER = {"hosts": 1, "queues": 2, "jobs": 3, "leases": 4}
 
 #: A card's number as it is listed: 01 is no second address of card 1.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
@@ -267,9 +267,7 @@ async def _living_leases(control: Control, caller: Caller) -> list[LeaseAnswer]:
 
 def _place(uri: str) -> tuple[int, tuple[int, ...]]:
     """Where an address stands in the list."""
-    found = _match(uri)
-    assert found is not None, "only our own addresses are placed"
-    order = _ORDER[found[0].name]
+    order = _ORDER.get(uri.removeprefix(_SCHEME).partition("/")[0], 0)
     # Ids of work rise with time, so downwards is newest first; an address still stands before what lies under it.
     return order, tuple(-ord(c) if order >= 3 else ord(c) for c in uri)
 

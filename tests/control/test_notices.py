@@ -19,7 +19,7 @@ from cotenant.server.model.caller import Caller
 #: quota/me tells.
 MOVES = {
     "age_s", "expires_in_s", "hard_end_in_s", "time_left_s", "running_s", "waiting_s", "observed_at", "until", "expires_at",
-    "retry_after_s", "queue_position", "near_cap", "poll_interval_ms",
+    "retry_after_s", "queue_position", "near_cap", "poll_interval_ms", "at", "for_s", "left_s", "since",
 }  # fmt: skip
 
 
@@ -126,6 +126,6 @@ async def _yes(bench: Bench, caller: Caller, job_id: str) -> str:
 
 def test_no_kind_of_resource_is_left_out() -> None:
     assert {kind.name for kind in KINDS} == {
-        "gpus", "quota", "events", "host", "gpu", "queue", "job", "log", "lease",
+        "overview", "gpus", "quota", "events", "host", "gpu", "queue", "job", "log", "lease",
     }, "a new one belongs into the test above"  # fmt: skip
     assert issubclass(NotFound, CotenantError)

@@ -46,12 +46,14 @@ async def test_pages_hold_everything_once(make_bench: MakeBench, monkeypatch: py
 async def test_what_goes_between_two_pages_hides_nothing(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "PAGE", 8)
     bench = await make_bench()
     a = await bench.caller("a", "alice")
+    before = len(await Catalog().whole(bench.control, a))
+    monkeypatch.setattr(catalog, "PAGE", before + 4)  # the page ends with the log of the second job
     jobs = [await bench.submit(a, f"train {n}", gpus=1) for n in range(6)]
     first, cursor = await Catalog().listing(bench.control, a)
-    last = cursor.rsplit("/", 1)[1] if cursor and not cursor.endswith("/log") else (cursor or "").split("/")[-2]
+    last = jobs[-2]
+    assert cursor == f"cotenant://jobs/{last}/log"
     token, _ = await bench.control.confirmations.mint(a, "cancel_job", last)
     await bench.control.jobs.cancel(a, last, confirm_token=token)  # the very entry that the cursor names
     await bench.settle()

@@ -150,7 +150,7 @@ async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]
         server.say(f"publish {EXTRA} 2 {EXTRA}")
         await asyncio.to_thread(server.answer, "published")
         full += 2
-        await until(lambda: False, 1.5)
+        await until(lambda: False, 4.0)
     for one in live:
         one.told = 0
     began = time.monotonic()

@@ -30,6 +30,12 @@ _SPREAD = 0.25
 #: How often an idle watcher looks whether its token still holds: tokens also expire without anything happening.
 TOKEN_CHECK_S = 30.0
 _CUT_OFF_S = 0.2
+#: Where more than so many watch one address, each further one is told so much later: they all read again at once, and
+#: with two hundred of them everybody else would wait for half a second (measured).
+_AT_ONCE = 16
+_PACE_S = 0.002
+#: So many tellings of one address an interval at most, since each is followed by a read: those who watch share them.
+_PER_INTERVAL = 100
 #: How often a watcher looks again whether its client has room for what it is to be told.
 _NO_ROOM_S = 0.25
 MAX_WATCHERS = 1024
@@ -58,6 +64,7 @@ class Watcher:
         self._visible = visible
         self._wake = asyncio.Event()
         self._dirty: dict[str, None] = {}  # in the order in which they changed
+        self._not_before: dict[str, float] = {}
         self.addresses: set[str] = set()
         self.closed = False
 
@@ -70,15 +77,17 @@ class Watcher:
     def remove(self, address: str) -> None:
         self.addresses.discard(address)
         self._dirty.pop(address, None)
+        self._not_before.pop(address, None)
         if (others := self._watching.by_address.get(address)) is not None:
             others.leave(self)
             if not others.all:
                 del self._watching.by_address[address]
 
-    def mark(self, address: str) -> None:
-        """Something changed; never blocks, never fails."""
+    def mark(self, address: str, not_before: float = 0.0) -> None:
+        """Something changed, to be told at `not_before` (of time.monotonic) at the earliest; never blocks, never fails."""
         if address not in self._dirty:  # else it is going to be told anyway, and nobody has to be woken for it
             self._dirty[address] = None
+            self._not_before[address] = max(not_before, self._not_before.get(address, 0.0))
             self._wake.set()
 
     def mark_all(self) -> None:
@@ -103,7 +112,7 @@ class Watcher:
         With `send_timeout_s` a send that takes longer is given up and tried again later; without, a slow reader
         holds up this watcher alone. While there is no `room` nothing is sent, and nothing is forgotten.
         """
-        not_before: dict[str, float] = {}
+        not_before = self._not_before
         try:
             while not self.closed and self.allowed():
                 self._wake.clear()
@@ -132,7 +141,8 @@ class Watcher:
                     del self._dirty[address]
                     self._watching.expects(self, address)
                     # A change that many watch would else have them all come at once, second after second.
-                    not_before[address] = time.monotonic() + INTERVAL_S * (1 + _SPREAD * random.random())
+                    wait_s = self._watching.interval_s(address) * (1 + _SPREAD * random.random())
+                    not_before[address] = time.monotonic() + wait_s
                     if not await self._visible(caller, address):
                         continue
                     try:
@@ -171,8 +181,10 @@ class _Audience:
         """Mark them, or those of them that `whom` says."""
         told = {watcher for watcher in self.quiet if whom is None or whom(watcher)}
         self.quiet -= told
-        for watcher in told:
-            watcher.mark(address)
+        now = time.monotonic()
+        for place, watcher in enumerate(told):
+            late = min(max(0, place - _AT_ONCE) * _PACE_S, INTERVAL_S)
+            watcher.mark(address, now + late if late else 0.0)
 
 
 class Watching:
@@ -206,6 +218,11 @@ class Watching:
     def _check_own(self, mine: int) -> None:
         if mine >= self._most_per_caller:
             raise TooManyWatchers(mine)
+
+    def interval_s(self, address: str) -> float:
+        """How long the same address is not told again: longer where very many watch it."""
+        audience = self.by_address.get(address)
+        return INTERVAL_S * max(1.0, len(audience.all) / _PER_INTERVAL) if audience is not None else INTERVAL_S
 
     def expects(self, watcher: Watcher, address: str) -> None:
         """The watcher is telling of this address now: what changes from here on is news again."""

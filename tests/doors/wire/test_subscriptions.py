@@ -392,6 +392,24 @@ async def test_a_watcher_is_woken_once_for_many_changes() -> None:
     await watcher.run(_never)
 
 
+async def test_many_who_watch_the_same_are_told_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few are told at once; of many the later ones a little later each, so that their reads do not come all together."""
+    hub = Watching(everybody, most_per_caller=1000)
+    few = [hub.open(lambda: ALICE, ["cotenant://events"]) for _ in range(3)]
+    many = [hub.open(lambda: ALICE, ["cotenant://gpus"]) for _ in range(200)]
+    hub.changed(frozenset({"cotenant://gpus", "cotenant://events"}))
+    assert all(watcher._not_before["cotenant://events"] == 0.0 for watcher in few)
+    later = sorted(watcher._not_before["cotenant://gpus"] for watcher in many)
+    assert later.count(0.0) == watching._AT_ONCE + 1
+    steps = [b - a for a, b in pairwise(later[watching._AT_ONCE + 1 :])]
+    assert all(abs(step - watching._PACE_S) < 1e-6 for step in steps)
+    assert hub.interval_s("cotenant://events") == watching.INTERVAL_S
+    assert hub.interval_s("cotenant://gpus") == watching.INTERVAL_S * 200 / watching._PER_INTERVAL
+    hub.close()
+    for watcher in (*few, *many):
+        await watcher.run(_never)
+
+
 async def test_one_caller_has_a_most_of_streams() -> None:
     hub = Watching(everybody, 2)
     bob = replace(ALICE, name="bob-agent", owner="bob")

@@ -140,9 +140,7 @@ class Watcher:
                         continue
                     del self._dirty[address]
                     self._watching.expects(self, address)
-                    # A change that many watch would else have them all come at once, second after second.
-                    wait_s = self._watching.interval_s(address) * (1 + _SPREAD * random.random())
-                    not_before[address] = time.monotonic() + wait_s
+                    not_before[address] = time.monotonic() + self._watching.interval_s(address, random.random())
                     if not await self._visible(caller, address):
                         continue
                     try:
@@ -219,10 +217,15 @@ class Watching:
         if mine >= self._most_per_caller:
             raise TooManyWatchers(mine)
 
-    def interval_s(self, address: str) -> float:
-        """How long the same address is not told again: longer where very many watch it."""
-        audience = self.by_address.get(address)
-        return INTERVAL_S * max(1.0, len(audience.all) / _PER_INTERVAL) if audience is not None else INTERVAL_S
+    def interval_s(self, address: str, chance: float) -> float:
+        """How long the same address is not told again: longer where very many watch it.
+
+        `chance`, from 0 to 1, keeps those apart who would else come all at once, second after second.
+        """
+        many = len(audience.all) if (audience := self.by_address.get(address)) is not None else 0
+        if many <= _AT_ONCE:
+            return INTERVAL_S
+        return INTERVAL_S * max(1.0, many / _PER_INTERVAL) * (1 + _SPREAD * chance)
 
     def expects(self, watcher: Watcher, address: str) -> None:
         """The watcher is telling of this address now: what changes from here on is news again."""

@@ -403,8 +403,9 @@ async def test_many_who_watch_the_same_are_told_one_after_the_other(monkeypatch:
     assert later.count(0.0) == watching._AT_ONCE + 1
     steps = [b - a for a, b in pairwise(later[watching._AT_ONCE + 1 :])]
     assert all(abs(step - watching._PACE_S) < 1e-6 for step in steps)
-    assert hub.interval_s("cotenant://events") == watching.INTERVAL_S
-    assert hub.interval_s("cotenant://gpus") == watching.INTERVAL_S * 200 / watching._PER_INTERVAL
+    assert hub.interval_s("cotenant://events", 1.0) == watching.INTERVAL_S
+    twice = watching.INTERVAL_S * 200 / watching._PER_INTERVAL
+    assert twice == hub.interval_s("cotenant://gpus", 0.0) < hub.interval_s("cotenant://gpus", 1.0)
     hub.close()
     for watcher in (*few, *many):
         await watcher.run(_never)

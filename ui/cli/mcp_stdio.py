@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 #: The server pings a stream every 15 s; one that says nothing for so long is dead, however open its connection looks.
 SILENCE_S = 120.0
-#: Clients end the program 2 s after they closed its input.
-FINISH_S = 1.5
+#: How long what was asked last may take after the end of the input; clients that mean to end the program send a signal.
+FINISH_S = 10.0
 
 
 def configure(parser: Parser, _: str) -> None:
@@ -91,12 +91,16 @@ async def _bridge(args: argparse.Namespace, frames_out: int) -> int:
                 await relay.take(line)
 
     relay.catalog.begin()
-    reading = asyncio.create_task(read())
-    await asyncio.wait({reading, *ends}, return_when=asyncio.FIRST_COMPLETED)
-    whole = reading.done()
-    for task in (reading, *ends):
+
+    async def to_the_end() -> None:
+        await read()
+        await relay.settle(FINISH_S)
+
+    working = asyncio.create_task(to_the_end())
+    await asyncio.wait({working, *ends}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (working, *ends):
         task.cancel()
-    await relay.finish(FINISH_S if whole else 0)
+    await relay.finish()
     out.close(0.5)
     notes.close(0.2)
     return 0

@@ -247,7 +247,7 @@ class Bridge:
 
     def __exit__(self, *_: object) -> None:
         try:
-            if self.process.returncode is None:
+            if self.process.stdout is not None and not self.process.stdout.closed:
                 assert self.close() == 0, self.errors
         finally:
             if self.process.poll() is None:

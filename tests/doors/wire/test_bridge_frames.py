@@ -97,6 +97,17 @@ def test_it_ends_with_its_input_and_answers_what_is_short(bridge: Any, modern: A
     assert bridge.frames.get(timeout=1) is None
 
 
+def test_a_signal_ends_it_whatever_is_under_way(bridge: Any, modern: Any) -> None:
+    bridge.send(modern(1, "tools/call", {"name": "submit_job", "arguments": {"command": "sleep 20", "gpus": 0}}))
+    job = bridge.answer(1)["result"]["structuredContent"]["job_id"]
+    wait = modern(2, "tools/call", {"name": "wait_job", "arguments": {"job_id": job, "max_wait_s": 40}})
+    wait["params"]["_meta"]["progressToken"] = 2
+    bridge.send(wait)
+    assert bridge.next()["method"] == "notifications/progress"
+    bridge.process.terminate()
+    assert bridge.close(8) == 0  # sooner than the wait, and than what is left to it at the end of the input
+
+
 def test_it_ends_when_nobody_reads_any_more(server: Any, tokens: Any, token_file: Any, modern: Any) -> None:
     reading, writing = os.pipe()
     os.close(reading)

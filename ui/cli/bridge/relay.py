@@ -355,11 +355,14 @@ class Relay:
 
     # ---- the end ----------------------------------------------------------------------------------
 
-    async def finish(self, within_s: float) -> None:
-        """The client will send nothing more: what is short still gets its answer, the rest is given up."""
+    async def settle(self, within_s: float) -> None:
+        """The client will send nothing more: let what is under way get its answer, subscriptions left out."""
         short = {r.task for r in self._requests.values() if r.task is not None and r.listening is None}
         if short:
             await asyncio.wait(short, timeout=within_s)
+
+    async def finish(self) -> None:
+        """Give up whatever is under way, and the session."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

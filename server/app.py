@@ -37,6 +37,7 @@ from cotenant.server.http.operate import Operate
 from cotenant.server.ids import Ids
 from cotenant.server.mcp import sdk
 from cotenant.server.mcp.endpoint import McpEndpoint
+from cotenant.server.mcp.tasks import TASKS
 from cotenant.server.mcp.watching import TooManyWatchers, Watching
 from cotenant.server.services import LOCAL_TOKEN, announce, services, unannounce
 from cotenant.server.store.db import StoreRefused
@@ -118,7 +119,11 @@ class App:
         self._control = control
         self._mcp = sdk.Endpoint(
             sdk.make_server(
-                version=version(), instructions=INSTRUCTIONS, handlers=handlers.handlers(), middleware=handlers.gate
+                version=version(),
+                instructions=INSTRUCTIONS,
+                handlers=handlers.handlers(),
+                middleware=handlers.gate,
+                extensions=(TASKS,),
             ),
             allowed_hosts=hosts,
             allowed_origins=origins,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from cotenant.server.errors import ConfirmationRequired, Unavailable
 from cotenant.server.mcp.call import Call
-from cotenant.server.mcp.tasks import BecameTask
+from cotenant.server.mcp.tasks import TASKS, BecameTask
 from cotenant.server.mcp.tool import Flat, tool
 from cotenant.server.model import text
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, JobList, LeaseAnswer, SignalAnswer
@@ -173,7 +173,7 @@ async def wait_job(
     better.
     """
     since = (await call.control.views.list_events(call.caller, limit=1)).cursor
-    if max_wait_s > 0 and call.peer.takes_tasks():
+    if max_wait_s > 0 and call.peer.declares(TASKS):
         await _as_task(call, job_id, since, max_wait_s)
     max_wait_s = min(max_wait_s, _HELD_MAX_S)
     report = Reporter(call.peer, max_wait_s)

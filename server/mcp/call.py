@@ -26,8 +26,8 @@ class Peer(Protocol):
         """Whether a person behind the client can be asked a yes-or-no question within this call."""
         ...
 
-    def takes_tasks(self) -> bool:
-        """Whether the call may end in BecameTask: the client then polls for the result."""
+    def declares(self, extension: str) -> bool:
+        """Whether the client says within this call that it understands a protocol extension."""
         ...
 
     async def ask(self, question: str, state: str) -> bool | None:

@@ -18,11 +18,11 @@ import mcp_types as wire
 from cotenant.server.errors import Busy, CotenantError, Forbidden, Unavailable
 from cotenant.server.mcp import results, sdk
 from cotenant.server.mcp.call import Call, NeedsAnswer
-from cotenant.server.mcp.tasks import BecameTask, TaskMethods, TaskSet
+from cotenant.server.mcp.tasks import TASKS, BecameTask, TaskMethods, TaskSet, missing
 from cotenant.server.mcp.tool import Tool
 from cotenant.server.mcp.watching import TooManyWatchers, Watcher, Watching
 from cotenant.server.model import text
-from cotenant.server.model.addresses import LIST
+from cotenant.server.model.addresses import LIST, PROMPTS_LIST, TOOLS_LIST
 from cotenant.server.model.caller import Caller
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 #: A client of an older protocol that does not read its stream is given this long per notification, then later again.
 _OLD_SEND_S = 5.0
+_LISTS = {LIST: "resources", TOOLS_LIST: "tools", PROMPTS_LIST: "prompts"}
 _NEED_READ = ("resources/", "prompts/", "completion/", "subscriptions/", "tasks/")
 
 
@@ -99,9 +100,7 @@ class McpEndpoint:
             listen=self.listen,
             subscribe=self.subscribe,
             unsubscribe=self.unsubscribe,
-            get_task=self._tasks.get,
-            update_task=self._tasks.update,
-            cancel_task=self._tasks.cancel,
+            more=self._tasks.methods,
         )
 
     # ---- scopes ---------------------------------------------------------------------------------
@@ -156,6 +155,11 @@ class McpEndpoint:
         work.add_done_callback(self._writes.discard)
         return await asyncio.shield(work)
 
+    @staticmethod
+    def became(call: BecameTask) -> dict[str, Any]:
+        """The result of a call that goes on as a task."""
+        return {"resultType": "task", **call.task.created()}
+
     async def finish(self, within_s: float) -> None:
         """Let writes whose clients have gone come to their end; what takes longer is cancelled."""
         if self._writes:
@@ -171,7 +175,7 @@ class McpEndpoint:
         except NeedsAnswer as asked:
             return sdk.question(asked)
         except BecameTask as became:
-            return {"resultType": "task", **became.task.created()}
+            return self.became(became)
         except CotenantError as exc:
             return results.refusal(exc)
         except Exception:
@@ -254,20 +258,24 @@ class McpEndpoint:
     async def listen(self, ctx: sdk.Context, params: wire.SubscriptionsListenRequestParams) -> Any:
         """One stream of notifications (2026-07-28), until the client goes, the token ends or the server stops."""
         wanted = params.notifications
-        if "taskIds" in (wanted.model_extra or {}) and not sdk.takes_tasks(ctx):
-            raise sdk.missing_tasks()
+        if "taskIds" in (wanted.model_extra or {}) and not sdk.declares(ctx, TASKS):
+            raise missing()
         uris = [uri for uri in dict.fromkeys(wanted.resource_subscriptions or ()) if self._resources.known(uri)]
-        addresses = [*uris, LIST] if wanted.resources_list_changed else uris
-        watcher = self._open(ctx, addresses)
+        lists = {
+            LIST: wanted.resources_list_changed,
+            TOOLS_LIST: wanted.tools_list_changed,
+            PROMPTS_LIST: wanted.prompts_list_changed,
+        }
+        watcher = self._open(ctx, [*uris, *(address for address, asked in lists.items() if asked)])
 
         async def tell(address: str) -> None:
-            if address == LIST:
-                await sdk.tell_list_changed(ctx)
+            if address in lists:
+                await sdk.tell_list_changed(ctx, _LISTS[address])
             else:
                 await sdk.tell_updated(ctx, address)
 
         honoured = wire.SubscriptionFilter(
-            # Tools and prompts never change while the server runs; saying yes and never firing is what that means.
+            # Our tools and prompts never change while the server runs; saying yes and never firing is what that means.
             tools_list_changed=wanted.tools_list_changed or None,
             prompts_list_changed=wanted.prompts_list_changed or None,
             resources_list_changed=wanted.resources_list_changed or None,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -34,11 +34,12 @@ from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from cotenant.server.mcp import sessions
 from cotenant.server.mcp.call import NeedsAnswer, Reply
 from cotenant.server.model import text
 from cotenant.server.model.caller import Caller
@@ -55,8 +56,9 @@ Handler = Callable[[Context, Any], Awaitable[Any]]
 CALLER = "cotenant.caller"
 CALLER_NOW = "cotenant.caller_now"
 
-#: The one extension we speak: see `cotenant.server.mcp.tasks`.
-TASKS = "io.modelcontextprotocol/tasks"
+_SESSION = b"mcp-session-id"
+_VERSION = b"mcp-protocol-version"
+
 
 #: JSON-RPC leaves this range to implementations; -32001 is what other servers use for a request that is refused.
 REFUSED = -32001
@@ -70,22 +72,15 @@ _QUESTION_SCHEMA: dict[str, Any] = {
     },
     "required": ["confirm"],
 }
+_LIST_CHANGED: dict[str, Any] = {
+    "resources": wire.ResourceListChangedNotification,
+    "tools": wire.ToolListChangedNotification,
+    "prompts": wire.PromptListChangedNotification,
+}
 #: How long an older client may take to answer before the call ends without an answer.
 _ASK_S = 300.0
 #: Of the 16 messages that the SDK keeps for a standing stream, how many may be ours: the rest is for questions.
 _BUFFERED = 8
-
-
-class TaskParams(wire.RequestParams):
-    """tasks/get and tasks/cancel; on the wire the id is `taskId`."""
-
-    task_id: str = Field(max_length=200)
-
-
-class TaskUpdateParams(TaskParams):
-    """tasks/update: answers by the key of what was asked."""
-
-    input_responses: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,9 +98,8 @@ class Handlers:
     listen: Handler
     subscribe: Handler
     unsubscribe: Handler
-    get_task: Handler
-    update_task: Handler
-    cancel_task: Handler
+    #: Methods of extensions: (method, model of its parameters, handler).
+    more: Sequence[tuple[str, type[wire.RequestParams], Handler]] = ()
 
 
 def _answered(handler: Handler) -> Handler:
@@ -132,9 +126,18 @@ def _answered(handler: Handler) -> Handler:
 
 
 def make_server(
-    *, version: str, instructions: str, handlers: Handlers, middleware: sdk_context.ServerMiddleware[Any]
+    *,
+    version: str,
+    instructions: str,
+    handlers: Handlers,
+    middleware: sdk_context.ServerMiddleware[Any],
+    extensions: Sequence[str] = (),
+    input_schema: Callable[[str], dict[str, Any] | None] = lambda name: None,
 ) -> Server[Any]:
-    """The low-level server over our handlers. tools/list depends on the token, so caches must keep it private."""
+    """The low-level server over our handlers. tools/list depends on the token, so caches must keep it private.
+
+    `input_schema` is asked at every call with arguments which of them come in headers as well; ours never do.
+    """
     lists = CacheHint(ttl_ms=60_000, scope="private")
     live = CacheHint(ttl_ms=0, scope="private")
     server: Server[Any] = Server(
@@ -163,14 +166,10 @@ def make_server(
         on_subscribe_resource=_answered(handlers.subscribe),
         on_unsubscribe_resource=_answered(handlers.unsubscribe),
         # Without this the SDK lists all tools again for every call with arguments, to look for header parameters.
-        get_tool_input_schema=lambda name: None,
+        get_tool_input_schema=input_schema,
     )
-    server.extensions[TASKS] = {}
-    for method, kind, handler in (
-        ("tasks/get", TaskParams, handlers.get_task),
-        ("tasks/update", TaskUpdateParams, handlers.update_task),
-        ("tasks/cancel", TaskParams, handlers.cancel_task),
-    ):
+    server.extensions.update({name: {} for name in extensions})
+    for method, kind, handler in handlers.more:
         server.add_request_handler(method, kind, _answered(handler))
     server.middleware.append(middleware)
     return server
@@ -234,36 +233,18 @@ def error(code: int, message: str, data: Any = None) -> MCPError:
     return MCPError(code, message, data)
 
 
-# ---- tasks --------------------------------------------------------------------------------------
+# ---- extensions ---------------------------------------------------------------------------------
 
 
-def takes_tasks(ctx: Context) -> bool:
-    """Whether this very request says that its client understands tasks; older protocols have no way to deliver one."""
+def declares(ctx: Context, extension: str) -> bool:
+    """Whether this very request says that its client understands the extension; older protocols cannot carry one."""
     capabilities = ctx.session.client_capabilities
-    return modern(ctx) and capabilities is not None and TASKS in (capabilities.extensions or {})
+    return modern(ctx) and capabilities is not None and extension in (capabilities.extensions or {})
 
 
-def missing_tasks() -> MCPError:
-    """What a request gets that needs tasks and does not declare them."""
-    needed = wire.ClientCapabilities(extensions={TASKS: {}})
-    return MCPError(
-        wire.MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"This needs a client that declares the extension {TASKS} in the request.",
-        {"requiredCapabilities": needed.model_dump(by_alias=True, mode="json", exclude_none=True)},
-    )
-
-
-def check_task_request(ctx: Context, task_id: str) -> None:
-    """What every tasks/ request must be: of 2026-07-28, with the extension declared and the id in its header.
-
-    The SDK knows the extension's methods as little as their header.
-    """
-    if not modern(ctx):
-        raise MCPError(wire.METHOD_NOT_FOUND, f"{ctx.method} is of protocol 2026-07-28.")
-    if not takes_tasks(ctx):
-        raise missing_tasks()
-    if decode_header_value(_request(ctx).headers.get(MCP_NAME_HEADER)) != task_id:
-        raise MCPError(wire.HEADER_MISMATCH, "The header Mcp-Name must be there and equal params.taskId.")
+def name_header(ctx: Context) -> str | None:
+    """The header Mcp-Name, decoded; the SDK compares it itself, but only for methods that it knows."""
+    return decode_header_value(_request(ctx).headers.get(MCP_NAME_HEADER))
 
 
 # ---- asking and telling within a call ---------------------------------------------------------
@@ -283,8 +264,8 @@ class HttpPeer:
         form = elicitation is not None and (elicitation.form is not None or elicitation.url is None)
         return form and (modern(self._ctx) or self._ctx.session.can_send_request)
 
-    def takes_tasks(self) -> bool:
-        return takes_tasks(self._ctx)
+    def declares(self, extension: str) -> bool:
+        return declares(self._ctx, extension)
 
     async def ask(self, question: str, state: str) -> bool | None:
         if modern(self._ctx):
@@ -356,11 +337,10 @@ async def tell_updated(ctx: Context, uri: str) -> None:
     )
 
 
-async def tell_list_changed(ctx: Context) -> None:
-    """On a listen stream: other resources exist now."""
+async def tell_list_changed(ctx: Context, what: str) -> None:
+    """On a listen stream: other resources, tools or prompts exist now."""
     await ctx.session.send_notification(
-        wire.ResourceListChangedNotification(params=wire.NotificationParams(_meta=_stamp(ctx))),
-        related_request_id=ctx.request_id,
+        _LIST_CHANGED[what](params=wire.NotificationParams(_meta=_stamp(ctx))), related_request_id=ctx.request_id
     )
 
 
@@ -424,6 +404,7 @@ class Endpoint:
         self._sessionless = StreamableHTTPSessionManager(
             app=server, security_settings=security, max_request_body_size=max_body, stateless=True
         )
+        self._ended = sessions.Ended()
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -439,18 +420,49 @@ class Endpoint:
 
     def end_stream(self, session_id: str) -> None:
         """End the standing GET stream of a session, if it has one open."""
-        if (transport := self._sessions._server_instances.get(session_id)) is not None:
+        if (transport := self._sessions._server_instances.get(sessions.unmarked(session_id)[0])) is not None:
             transport.close_standalone_sse_stream()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        session = next((value for key, value in scope["headers"] if key == b"mcp-session-id"), b"").decode("latin-1")
-        if not session or session in self._sessions._server_instances:
-            await self._sessions.asgi_app(scope, receive, send)
+        # White space around a value is no part of it (RFC 9110, 5.5), and httptools leaves what stands behind.
+        headers = [(key, value.strip(b" \t")) for key, value in scope["headers"]]
+        scope = {**scope, "headers": headers}
+        if not any(key == _VERSION and value.decode("latin-1") in MODERN_PROTOCOL_VERSIONS for key, value in headers):
+            send = sessions.worded(send)
+        given = next((value for key, value in headers if key == _SESSION), b"").decode("latin-1")
+        if not given:
+            anew = False
+            if scope["method"] == "POST" and not any(key == _VERSION for key, _ in headers):
+                anew, receive = await sessions.opening(receive)
+            await self._sessions.asgi_app(scope, receive, _marking(send) if anew else send)
             return
-        # A session of before a restart, or one that ran out. Many clients never start anew on a 404 (measured: the
-        # TypeScript SDK 1.x), so it is served as far as that goes without a session: no questions, no standing stream.
+        session, anew = sessions.unmarked(given)
+        rest = [(key, value) for key, value in headers if key != _SESSION]
+        known = session in self._sessions._server_instances
+        if known or anew or session in self._ended:
+            scope = {**scope, "headers": [*rest, (_SESSION, session.encode("latin-1"))]}
+            await self._sessions.asgi_app(scope, receive, _marking(send) if anew else send)
+            if known and scope["method"] == "DELETE" and session not in self._sessions._server_instances:
+                self._ended.add(session)
+            return
+        # A session of before a restart, or one that ran out: served as far as that goes without one, which is without
+        # questions and without a standing stream.
         if scope["method"] != "POST":
             await Response(status_code=405, headers={"Allow": "POST"})(scope, receive, send)
             return
-        headers = [(key, value) for key, value in scope["headers"] if key != b"mcp-session-id"]
-        await self._sessionless.asgi_app({**scope, "headers": headers}, receive, send)
+        await self._sessionless.asgi_app({**scope, "headers": rest}, receive, send)
+
+
+def _marking(send: Send) -> Send:
+    """Answers whose session id carries the mark of a client that starts anew."""
+
+    async def marking(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [
+                (key, sessions.marked(value.decode("latin-1")).encode("latin-1") if key.lower() == _SESSION else value)
+                for key, value in message.get("headers", ())
+            ]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return marking

@@ -12,13 +12,27 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import mcp_types as wire
+from pydantic import Field
 
 from cotenant.server.clock import iso
 from cotenant.server.mcp import sdk
 from cotenant.server.model import text
 from cotenant.server.model.caller import Caller
 
+TASKS = "io.modelcontextprotocol/tasks"
 Status = Literal["working", "input_required", "completed", "failed", "cancelled"]
+
+
+class TaskParams(wire.RequestParams):
+    """tasks/get and tasks/cancel; on the wire the id is `taskId`."""
+
+    task_id: str = Field(max_length=200)
+
+
+class TaskUpdateParams(TaskParams):
+    """tasks/update: answers by the key of what was asked."""
+
+    input_responses: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,25 +89,31 @@ class TaskMethods:
 
     def __init__(self, tasks: TaskSet) -> None:
         self._tasks = tasks
+        #: As `sdk.Handlers` takes them.
+        self.methods: tuple[tuple[str, type[wire.RequestParams], sdk.Handler], ...] = (
+            ("tasks/get", TaskParams, self.get),
+            ("tasks/update", TaskUpdateParams, self.update),
+            ("tasks/cancel", TaskParams, self.cancel),
+        )
 
-    async def get(self, ctx: sdk.Context, params: sdk.TaskParams) -> dict[str, Any]:
+    async def get(self, ctx: sdk.Context, params: TaskParams) -> dict[str, Any]:
         """Where the task stands, and its result once there is one."""
-        sdk.check_task_request(ctx, params.task_id)
+        check(ctx, params.task_id)
         task = await self._tasks.get(sdk.caller_of(ctx), params.task_id)
         if task is None:
             raise _unknown(params.task_id)
         return task.detailed()
 
-    async def update(self, ctx: sdk.Context, params: sdk.TaskUpdateParams) -> dict[str, Any]:
+    async def update(self, ctx: sdk.Context, params: TaskUpdateParams) -> dict[str, Any]:
         """Answers to what the task asked for; those to other questions are ignored, as the extension wants."""
-        sdk.check_task_request(ctx, params.task_id)
+        check(ctx, params.task_id)
         if not await self._tasks.update(sdk.caller_of(ctx), params.task_id, params.input_responses):
             raise _unknown(params.task_id)
         return {}
 
-    async def cancel(self, ctx: sdk.Context, params: sdk.TaskParams) -> dict[str, Any]:
+    async def cancel(self, ctx: sdk.Context, params: TaskParams) -> dict[str, Any]:
         """End the task; one that has ended stays as it is."""
-        sdk.check_task_request(ctx, params.task_id)
+        check(ctx, params.task_id)
         if not await self._tasks.cancel(sdk.caller_of(ctx), params.task_id):
             raise _unknown(params.task_id)
         return {}
@@ -105,3 +125,23 @@ def _unknown(task_id: str) -> Exception:
         f"not_found: there is no task {text.quoted(task_id, 64)} of yours; its time may be over. "
         "What it waited for goes on: look at the job or lease itself.",
     )
+
+
+def missing() -> Exception:
+    """What a request gets that needs tasks and does not declare them."""
+    needed = wire.ClientCapabilities(extensions={TASKS: {}})
+    return sdk.error(
+        wire.MISSING_REQUIRED_CLIENT_CAPABILITY,
+        f"This needs a client that declares the extension {TASKS} in the request.",
+        {"requiredCapabilities": needed.model_dump(by_alias=True, mode="json", exclude_none=True)},
+    )
+
+
+def check(ctx: sdk.Context, task_id: str) -> None:
+    """What every tasks/ request must be: of 2026-07-28, with the extension declared and the id in its header."""
+    if not sdk.modern(ctx):
+        raise sdk.error(wire.METHOD_NOT_FOUND, f"{ctx.method} is of protocol 2026-07-28.")
+    if not sdk.declares(ctx, TASKS):
+        raise missing()
+    if sdk.name_header(ctx) != task_id:
+        raise sdk.error(wire.HEADER_MISMATCH, "The header Mcp-Name must be there and equal params.taskId.")

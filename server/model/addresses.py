@@ -4,6 +4,9 @@ from __future__ import annotations
 
 #: The list of resources of every caller; `list_of` is that of one owner's callers.
 LIST = "list"
+#: The lists of tools and prompts; ours never change while the server runs.
+TOOLS_LIST = "tools"
+PROMPTS_LIST = "prompts"
 
 
 def list_of(owner: str) -> str:

@@ -13,7 +13,9 @@ from cotenant.tools import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    path
+    for path in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part == "node_modules" for part in path.relative_to(ROOT).parts)
 )
 STATES = (ROOT / "docs" / "states.md").read_text()
 

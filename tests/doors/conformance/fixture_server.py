@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import mcp_types as wire
@@ -53,16 +53,28 @@ class Resources:
     def known(self, uri: str) -> bool:
         return uri in RESOURCES
 
-    async def listing(self, control: Any, caller: Caller) -> list[dict[str, Any]]:
-        return [
+    async def listing(
+        self, control: Any, caller: Caller, cursor: str | None = None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        page = [
             {"uri": uri, "name": uri.removeprefix("test://"), "description": "a fixture", "mimeType": body["mimeType"]}
             for uri, body in RESOURCES.items()
         ]
+        return page, None
 
     async def read(self, control: Any, caller: Caller, uri: str) -> Any:
         raise AssertionError("the fixture endpoint reads its resources itself")
 
-    async def complete(self, control: Any, caller: Caller, name: str, begun: str) -> list[str]:
+    async def complete(
+        self,
+        control: Any,
+        caller: Caller,
+        name: str,
+        begun: str,
+        *,
+        of: str = "",
+        given: Mapping[str, str] | None = None,
+    ) -> list[str]:
         return [word for word in ("paris", "park", "party") if word.startswith(begun)]
 
 
@@ -80,17 +92,21 @@ class Prompts:
         ]
 
     def find(self, name: str, arguments: Mapping[str, str]) -> str | None:
-        return {
+        """A text, for those that are one; the endpoint makes the others itself and only asks whether they exist."""
+        texts = {
             "test_simple_prompt": "This is a simple prompt for testing.",
             "test_prompt_with_arguments": "Prompt with arguments: "
             f"arg1='{arguments.get('arg1')}', arg2='{arguments.get('arg2')}'",
-        }.get(name)
+        }
+        return texts.get(name, "" if name in PROMPTS else None)
 
 
 class FixtureEndpoint(McpEndpoint):
     """Cotenant's endpoint with the suite's tools, resources and prompts in place of ours."""
 
-    def __init__(self, tasks: MemoryTasks, watching: Watching, stopping: asyncio.Event) -> None:
+    def __init__(
+        self, tasks: MemoryTasks, watching: Watching, stopping: asyncio.Event, has_room: Callable[[str], bool]
+    ) -> None:
         super().__init__(
             None,  # type: ignore[arg-type]  # no control plane: whatever would need it is overridden
             tools=(),
@@ -99,6 +115,7 @@ class FixtureEndpoint(McpEndpoint):
             tasks=tasks,
             watching=watching,
             stopping=stopping,
+            has_room=has_room,
         )
         self._memory = tasks
 
@@ -159,7 +176,7 @@ def build() -> tuple[Starlette, asyncio.Event, Watching]:
         return True
 
     watching = Watching(visible)
-    handlers = FixtureEndpoint(MemoryTasks(), watching, stopping)
+    handlers = FixtureEndpoint(MemoryTasks(), watching, stopping, lambda session: endpoint.has_room(session))
     server = sdk.make_server(
         version="1",
         instructions="Only for the conformance suite.",

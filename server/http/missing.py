@@ -58,7 +58,7 @@ def _answer(body: bytes, start: dict[str, Any], advice: str) -> Any:
     try:
         frame = json.loads(body)
         said = str(frame["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         what = body.decode("utf-8", "replace").strip() or "the request was refused"
         return rpc_problem(BadRequest(f"{what}.", hint=advice), status=start["status"])
     if advice:
@@ -81,7 +81,7 @@ def _advice(scope: Scope, body: bytes) -> str:
     headers = {key: value.decode("latin-1").lower() for key, value in scope["headers"]}
     try:
         request = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         request = None
     lines = []
     if not headers.get(b"content-type", "").startswith("application/json"):

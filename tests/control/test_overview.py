@@ -42,13 +42,15 @@ async def test_a_host_that_does_not_answer_is_said_and_its_cards_are_unknown(tmp
         alice = await bench.caller("alice")
         await bench.disconnect()
         await bench.settle()
-        seen = await bench.control.views.overview(alice)
+        seen = await bench.control.views.overview(await bench.person())
         assert seen.gpus_free == 0 and "some unknown" in seen.headline
         assert set(seen.gpus_stale) == {gpu.uuid for gpu in seen.gpus}
         assert [alert.about for alert in seen.alerts] == [f"Host {bench.machine.name}"]
         assert "cable was pulled" in (seen.alerts[0].reason or "")
         html = pages.Pages().fragment(pages.board(seen, base="", form=""))
         assert html.count("stale") >= 2 and "Needs a look" in html and "cable was pulled" in html
+        told = await bench.control.views.overview(alice)  # what a link last said is for who operates
+        assert "cable was pulled" not in repr(told) and "does not answer" in (told.alerts[0].reason or "")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ garbage collector settings. Lines on stdin:
     publish RATE SECONDS [EXTRA]   changes of a card, each told like a host's report; with EXTRA each of so many further
                                    addresses is told about once a second. Answers `published N`: the card's memory is N MiB
     tell ADDRESS                   one change of one resource; answers `told TIME` just before
-    stuck                          answers `stuck N`: streams that wait for their readers
+    stuck ADDRESS                  answers `stuck N`: of the streams that watch it, those whose readers do not read
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from cotenant.server.control import Control
 from cotenant.server.http import serving
 
 TICK_S = 0.005
+#: What was due so long ago and is not told waits for its reader.
+LATE_S = 2.0
 
 
 class Publisher:
@@ -55,8 +57,14 @@ class Publisher:
                 print(f"told {time.time()}", flush=True)
                 self._control.changes.publish(frozenset({line[1]}))
             elif line[0] == "stuck":
-                watchers = self._served._watching._watchers
-                print(f"stuck {sum(1 for watcher in watchers if watcher._dirty)}", flush=True)
+                now, watchers = time.monotonic(), self._served._watching._watchers
+                late = [
+                    watcher
+                    for watcher in watchers
+                    if line[1] in watcher.addresses
+                    and any(now - watcher._not_before.get(address, now) > LATE_S for address in watcher._dirty)
+                ]
+                print(f"stuck {len(late)}", flush=True)
 
     async def _publish(self, rate: float, seconds: float, extra: int) -> int:
         # The host's own reports would overwrite ours.

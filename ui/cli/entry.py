@@ -187,7 +187,7 @@ class Parser:
             """What is wrong as a Usage, told and coded as every other one; argparse alone would print and exit."""
 
             def error(self, message: str) -> NoReturn:
-                raise Usage(f"{message[:1].upper()}{message[1:]}. See: {self.prog} --help")
+                raise Usage(f"{message}. See: {self.prog} --help")
 
         # argparse makes a formatter for every option; left to find the width itself it imports shutil and all of
         # its compressors, 6 ms of CPU.

@@ -234,11 +234,11 @@ class State:
         return bool(self.unexplained_processes())
 
     def unexplained_processes(self) -> List[processes.Stat]:
-        """Processes of attempts that no state directory on this machine knows: an older memory's.
+        """Processes of attempts that a hostd on this directory started and that it knows no more: an older memory's.
 
-        An attempt whose record still stands is explained, also another hostd's; so are our own ancestors (a hostd that
-        was itself started under a lease), and hostds with another lock directory, who live apart by choice. What an agent
-        runs itself under a direct lease is no attempt: on a card it makes the card occupied, and needs no memory for it.
+        What hostds on other directories started is theirs, also where their directory is gone: on a card it makes the card
+        occupied, and that needs no memory. So it is with what an agent runs itself under a direct lease, which is no attempt.
+        Our own ancestors (a hostd that was itself started under a lease) are explained.
         """
         table = processes.sweep()
         above = processes.ancestors(os.getpid(), table)
@@ -248,7 +248,7 @@ class State:
                 continue
             env = processes.environ(seen.pid) or {}
             home, attempt_id = env.get("COTENANT_STATE_DIR"), env.get("COTENANT_ATTEMPT")
-            if not home or not attempt_id or env.get("COTENANT_LOCK_DIR") != self.lock_directory:
+            if not home or not attempt_id or os.path.realpath(home) != self.directory:
                 continue
             if not _knows(home, attempt_id):
                 found.append(seen)

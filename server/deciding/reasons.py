@@ -179,6 +179,8 @@ def _of_host(fleet: Fleet, shape: Shape, obstacle: int) -> Blocker:
         bits.POLICY: ("take no work of this kind", "a person has to classify the host or end its quarantine"),
         bits.DOWN: ("do not answer", "wait until the link is back, or have a person look at the host"),
     }[obstacle]
+    if obstacle == bits.POLICY and closed and closed[0].view.mode == "quarantined":
+        helps = "list_hosts says why the host is quarantined and what ends that"
     others = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
     mode = f" ({closed[0].view.mode})" if closed and obstacle != bits.DOWN else ""
     return Blocker(

@@ -264,6 +264,17 @@ async def test_a_new_host_beside_another_hostds_jobs_needs_no_floor(hostd, tmp_p
         assert not second.welcome["needs_floor"]
 
 
+async def test_neither_does_one_beside_the_left_over_job_of_a_hostd_whose_directory_is_gone(hostd, tmp_path):
+    begun = await hostd.start("a1", ["sleep", "100"])
+    await hostd.kill()
+    hostd.state.rename(hostd.state.with_name("elsewhere"))
+    async with Hostd(tmp_path, simulate=1, name="second") as second:
+        assert not second.welcome["needs_floor"]
+        await second.start("b1", ["true"], second.cards[0]["uuid"])
+        assert (await second.ended("b1"))["exit"]["code"] == 0
+    os.kill(begun["pid"], signal.SIGKILL)
+
+
 async def test_a_shim_keeps_one_attempt_after_another_and_carries_nothing_over(hostd, tmp_path):
     await hostd.start(
         "a1", ["sh", "-c", "pwd"], env={"MINE": "1"}, secret_env={"S": "2"}, workdir=str(tmp_path), pty=True

@@ -37,13 +37,13 @@ class Judge:
         self._baseline: Dict[str, int] = {}
         self._lease_of: Dict[Tuple[int, int], Tuple[Optional[str], Optional[str]]] = {}
 
-    def judge(self, sightings: Iterable[Sighting]) -> List[CardState]:
-        """The cards as the server sees them."""
+    def judge(self, sightings: Iterable[Sighting], taking: str = "") -> List[CardState]:
+        """The cards as the server sees them. `taking` is a direct lease that is about to be held."""
         # An ended attempt's leftovers are found by what their environment says.
         alive = self._attempts.living()
         shims = {attempt.shim[0]: attempt for attempt in alive if attempt.shim}
         leaders = {attempt.pid: attempt for attempt in alive if attempt.pid is not None}
-        held = frozenset(self._held_leases())
+        held = frozenset((*self._held_leases(), taking))
         living = {attempt.id for attempt in alive}
         return [self._judge_one(sighting, shims, leaders, held, living) for sighting in sightings]
 

@@ -199,7 +199,7 @@ class Host:
         self.state.check_fence(tuple(slots), fence)
         self.starting.check_free(slots, lease_id)
         if lease_id not in self.state.holds:
-            self.starting.check_cards(uuids, seen)
+            self.starting.check_cards(uuids, seen, lease_id)
         try:
             for uuid in uuids:
                 if not uuid.startswith("SIM-"):

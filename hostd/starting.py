@@ -231,9 +231,12 @@ class Starting:
                         {"uuid": slot.uuid, "lease_id": other_lease},
                     )
 
-    def check_cards(self, uuids: List[str], seen: Dict[str, Sighting]) -> None:
-        """Raises Refused when a card is missing, ill, or has something on it that nobody explains."""
-        for card in self.judge.judge(seen[uuid] for uuid in uuids if uuid in seen):
+    def check_cards(self, uuids: List[str], seen: Dict[str, Sighting], taking: str = "") -> None:
+        """Raises Refused when a card is missing, ill, or has something on it that nobody explains.
+
+        What carries the lease that is being taken is its holder's: a host that lost its memory meets a lease in use anew.
+        """
+        for card in self.judge.judge((seen[uuid] for uuid in uuids if uuid in seen), taking):
             if card.state in ("sick", "lost"):
                 raise Refused("sick", f"card {card.uuid}: {card.reason or card.state}", {"uuid": card.uuid})
             if card.state != "ok":

@@ -95,6 +95,28 @@ async def test_an_xid_just_before_the_loss_is_not_missed(nvml_hostd, nvml):
     assert (await nvml_hostd.card_in(nvml.uuids()[2], "sick"))["xids"] == [48], "events go on beside a lost card"
 
 
+async def test_a_lease_in_use_is_held_anew_after_the_memory_was_lost_and_another_is_not(nvml_hostd, nvml):
+    uuid = nvml.uuids()[0]
+    slots = [{"uuid": uuid}]
+    assert (await nvml_hostd.ask("hold", lease_id="L1", fence=9, slots=slots))["clean"]
+    holder = await asyncio.create_subprocess_exec("sleep", "100", env={"COTENANT_LEASE": "L1"})
+    try:
+        nvml.use(0, holder.pid, mem="3G")
+        await nvml_hostd.kill()
+        nvml_hostd.state.rename(nvml_hostd.state.with_name("elsewhere"))
+        await nvml_hostd.again()
+        assert nvml_hostd.welcome["needs_floor"]
+        assert not (await nvml_hostd.ask("set_floor", fence=9))["needs_floor"]
+        with pytest.raises(Refused) as refused:
+            await nvml_hostd.ask("hold", lease_id="L2", fence=10, slots=slots)
+        assert refused.value.code == "occupied" and str(holder.pid) in refused.value.message
+        await nvml_hostd.ask("hold", lease_id="L1", fence=10, slots=slots)
+        assert (await nvml_hostd.card(uuid)).get("state", "ok") == "ok", "it is the holder's"
+    finally:
+        holder.kill()
+        await holder.wait()
+
+
 async def test_a_foreign_process_makes_a_card_occupied_and_is_not_touched(nvml_hostd, nvml):
     uuid = nvml.uuids()[0]
     stranger = await asyncio.create_subprocess_exec("sleep", "100", "--", env={"SECRET_ARG": "x"})

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from cotenant.server.backends.local import socket_path
 
 MODERN = "2026-07-28"
 OLD = "2025-06-18"
@@ -199,11 +202,19 @@ class Server:
             self.process.kill()
             code = self.process.wait()
         took = time.monotonic() - began
+        self._end_hostd()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
         return code, took
+
+    def _end_hostd(self) -> None:
+        """A lease that is still held keeps hostd by design; nobody comes back for this one."""
+        with contextlib.suppress(OSError), contextlib.closing(socket.socket(socket.AF_UNIX)) as link:
+            link.connect(str(socket_path(self._data / "hostd")))
+            pid, _, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            os.kill(pid, signal.SIGTERM)
 
 
 def cpu_s(pid: int) -> float:

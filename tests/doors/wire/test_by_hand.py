@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "mcp.md"
 META = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
 HEADERS = {
     "Accept": "application/json, text/event-stream",
@@ -73,12 +70,3 @@ def test_other_refusals_keep_their_words_and_codes(server: Any, tokens: dict[str
     hostile["params"]["name"] = "a`\nX: y"
     status, answer, _ = server.post("/mcp", hostile, tokens["alice"], HEADERS)
     assert "\n" not in _told(answer) and "X: y" not in _told(answer), "what was sent is not repeated as a line to add"
-
-
-def test_the_call_on_the_page_works_as_it_stands(server: Any, tokens: dict[str, str]) -> None:
-    example = PAGE.read_text(encoding="utf-8").partition("## By hand")[2].partition("```sh\n")[2].partition("```")[0]
-    script = example.replace("http://127.0.0.1:8425", server.url)
-    done = subprocess.run(
-        ["sh", "-c", script], env={"PATH": "/usr/bin:/bin", "TOKEN": tokens["alice"]}, capture_output=True, text=True, timeout=30, check=True
-    )  # fmt: skip
-    assert json.loads(done.stdout)["result"]["structuredContent"]["me"]["name"] == "alice-agent"

@@ -35,6 +35,7 @@ class Broken:
     def __init__(self) -> None:
         self.changes = Changes()
         self.auth = SimpleNamespace(caller_of=lambda token, door: ALICE, seen=lambda *_: None)
+        self.context = _Context()
 
     def __getattr__(self, name: str) -> Any:
         return _Bug()
@@ -49,6 +50,10 @@ class _Bug:
 
     async def __call__(self, *args: Any) -> Any:
         raise RuntimeError(CANARY)
+
+
+class _Context(_Bug):
+    cluster_id = "clu_of_nobody"
 
 
 @contextlib.asynccontextmanager

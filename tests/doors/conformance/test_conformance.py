@@ -33,7 +33,7 @@ NOT_OURS: dict[str, str] = {
             "tools-call-mixed-content", "tools-call-error", "tools-call-with-progress", "tools-call-elicitation",
             "json-schema-2020-12", "elicitation-sep1034-defaults", "elicitation-sep1330-enums", "resources-read-text",
             "resources-read-binary", "resources-templates-read", "resources-subscribe", "resources-unsubscribe",
-            "prompts-get-simple", "prompts-get-with-args", "prompts-get-embedded-resource", "prompts-get-with-image",
+            "completion-complete", "prompts-get-simple", "prompts-get-with-args", "prompts-get-embedded-resource", "prompts-get-with-image",
             "tasks-lifecycle", "tasks-capability-negotiation", "tasks-wire-fields", "tasks-request-state-removal",
             "tasks-mrtr-input", "tasks-request-headers", "tasks-dispatch-and-envelope", "tasks-required-task-error",
             "tasks-mrtr-composition", "input-required-result-basic-elicitation", "input-required-result-basic-list-roots",

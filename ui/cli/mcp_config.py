@@ -117,13 +117,16 @@ class Plan:
 
 def act(args: argparse.Namespace) -> int:
     plan = Plan(args)
-    if args.create_token:
-        assert plan.token_file is not None
-        _create_token(args, plan.token_file)
-    elif plan.token_file is not None and os.path.exists(plan.token_file):
+    if plan.token_file is not None and os.path.lexists(plan.token_file):
+        if args.create_token:
+            raise Usage(
+                f"{plan.token_file} is there already. Leave out --create-token to go on with the token in it, or name "
+                "a new file with --token-file."
+            )
         place.read_token(plan.token_file)  # others may not read it: said now, not when the agent fails to start
     if args.write:
         return _write(args, plan)
+    _create_token(args, plan)
     if args.json:
         record: dict[str, Any] = {
             "client": plan.known.name, "file": plan.file, "format": plan.known.form, "entry": plan.entry,
@@ -157,12 +160,16 @@ def _token_file(known: Known) -> str:
     return os.path.join(base, "cotenant", f"{known.name}.token")
 
 
-def _create_token(args: argparse.Namespace, path: str) -> None:
-    """A token that may read and write, in a new file of its owner's own."""
+def _create_token(args: argparse.Namespace, plan: Plan) -> None:
+    """Where --create-token asks for it: a token that may read and write, in a new file of its owner's own."""
+    if not args.create_token:
+        return
     from argparse import Namespace
 
     from cotenant.ui.cli import tokens
 
+    path = plan.token_file
+    assert path is not None
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     wanted = {
         "name": args.create_token, "kind": "agent", "owner": None, "scopes": "read,write", "expires": None, "toolset": None,
@@ -194,13 +201,16 @@ def _write(args: argparse.Namespace, plan: Plan) -> int:
         sys.stdout.flush()
         raise patch.Unreadable(f"{plan.file} is left alone. {exc.text} Paste what stands above by hand.") from None
     if after == before:
+        _create_token(args, plan)
         show.say(f"{plan.file} has it already; nothing to do.")
         return 0
     for line in patch.difference(before or "", after, plan.file):
         show.out(show.harmless(line))
-    ask.sure(args, f"Write {plan.file}?")
+    also = f"Make a token for {args.create_token} in {plan.token_file}, and write" if args.create_token else "Write"
+    ask.sure(args, f"{also} {plan.file}?")
     if _read(path) != before:
         raise Problem(f"{plan.file} was changed meanwhile; nothing was written. Do it again.")
+    _create_token(args, plan)  # not before the answer: a no leaves neither a token nor a file in the next one's way
     kept = _replace(path, before, after)
     show.say(f"{plan.file} is written{f'; what it was is in {kept}' if kept else ''}. Start {plan.known.title} anew.")
     for hint in plan.hints():

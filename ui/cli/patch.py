@@ -213,7 +213,7 @@ def json_block(table: str, name: str, entry: dict[str, Any], inputs: Sequence[di
 # ---- what is shown ---------------------------------------------------------------------------------
 
 _SECRET = re.compile(
-    r"""((?:["']?)[\w-]*(?:token|key|secret|password|passwd|authorization|credential)[\w-]*["']?\s*[:=]\s*["'](?:Bearer\s+)?)"""
+    r"""((?:["']?)(?![\w-]*_env_var\b)[\w-]*(?:token|key|secret|password|passwd|authorization|credential)[\w-]*["']?\s*[:=]\s*["'](?:Bearer\s+)?)"""
     r"""(?!\$|Bearer\s)([^"'$]{4,})(["'])""",
     re.IGNORECASE,
 )

@@ -143,6 +143,35 @@ def test_write_asks_on_a_terminal(terminal: Any, tmp_path: Path) -> None:
         assert file.exists() == (answer == "y")
 
 
+@pytest.mark.parametrize("client", ["cursor", "generic"])
+def test_what_is_not_written_makes_no_token(home: Home, live: Any, client: str) -> None:
+    name = f"unwritten-{client}"
+    home(client, "--stdio", "--create-token", name, "--write", code=2)
+    assert not (home.root / ".config").exists()
+    assert name not in live("token", "list").out
+
+
+def test_a_token_is_made_once_and_used_in_the_next_project(home: Home, live: Any) -> None:
+    words = ("claude-code", "--stdio", "--write", "--yes")
+    home(*words, "--create-token", "two-projects")
+    token = home.read(".config/cotenant/claude-code.token")
+    (home.project / ".mcp.json").unlink()  # as the next project: it has no such file yet
+    done = home(*words, "--create-token", "two-projects", code=2)
+    assert "Leave out --create-token" in done.err and not (home.project / ".mcp.json").exists()
+    home(*words)
+    assert home.read(".config/cotenant/claude-code.token") == token
+    assert servers("claude-code", home.read("project/.mcp.json"))["args"][-1].endswith("claude-code.token")
+
+
+def test_the_difference_shows_the_name_of_a_variable_and_hides_a_secret(home: Home) -> None:
+    file = home.root / ".codex" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('[mcp_servers.other]\nurl = "http://x"\nenv = { API_TOKEN = "very-secret" }\n')
+    done = home("codex", "--write", "--yes")
+    assert 'bearer_token_env_var = "COTENANT_TOKEN"' in done.out
+    assert "very-secret" not in done.out + done.err
+
+
 def test_write_leaves_a_file_with_comments_alone(home: Home) -> None:
     file = home.project / ".vscode" / "mcp.json"
     file.parent.mkdir()

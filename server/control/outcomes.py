@@ -195,6 +195,9 @@ def settle(
     """What becomes of a job whose newest attempt has ended: final, another try, or on hold."""
     spec = parse_kept(job["spec"])
     values: dict[str, Any] = {"exit_code": code, "failure_class": failure, "message": message}
+    values["started_at_ms"] = (
+        job["started_at_ms"] or attempt["started_at_ms"]
+    )  # it may have ended before its start was told
     about: dict[str, Any] = {
         "owner": job["owner"],
         "job_id": job["id"],

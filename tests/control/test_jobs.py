@@ -201,6 +201,33 @@ async def test_three_quick_failures_hold_the_job(bench: Bench, at_once: bool) ->
     assert (bench.job(job)["state"], bench.job(job)["quick_failures"]) == ("running", 0)
 
 
+@pytest.mark.parametrize("code", [0, 1])
+async def test_a_job_that_ended_before_its_start_was_told_ran_all_the_same(bench: Bench, code: int) -> None:
+    a = await bench.caller("a")
+    bench.machine.exits_at_once = code
+    job = await bench.submit(a, ("sh", "-c", "exit $0"))
+    await bench.settle()
+    answer = await bench.control.views.get_job(a, job)
+    assert answer.state == ("failed" if code else "succeeded")
+    assert answer.started_at == answer.attempts[0].started_at is not None
+    assert answer.running_s == answer.attempts[0].exit.duration_s  # type: ignore[union-attr]
+
+
+async def test_an_ask_that_no_pass_has_looked_at_says_so_and_does_not_call_itself_new(bench: Bench) -> None:
+    a = await bench.caller("a")
+    await bench.submit(a, gpus=len(bench.machine.uuids))
+    job = await bench.submit(a)
+    bench.control.context.keeper.waiting.drop(job)  # as between two passes
+    [blocker] = (await bench.control.views.get_job(a, job)).blockers
+    assert blocker.code == "behind" and "next pass decides" in blocker.message and "just" not in blocker.message
+
+
+async def test_a_command_in_words_is_shown_as_one_types_it(bench: Bench) -> None:
+    a = await bench.caller("a")
+    job = await bench.submit(a, ("python", "-c", "raise SystemExit(3)"))
+    assert (await bench.control.views.get_job(a, job)).command == "python -c 'raise SystemExit(3)'"
+
+
 async def test_a_retry_is_a_new_job_with_the_same_spec(bench: Bench) -> None:
     a, b = await bench.caller("a"), await bench.caller("b")
     job = await bench.submit(a, "go", gpus=0, labels={"x": "1"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -69,8 +70,8 @@ def slot_answer(row: sqlite3.Row) -> a.SlotAnswer:
     )
 
 
-#: Until the pass that decides has looked: an ask that waits always says for what.
-JUST_QUEUED = Blocker("behind", "it has just been queued; the next pass decides", helps="ask again in a second")
+#: Until the pass that decides has looked, after the ask or after what it waited for: an ask that waits always says for what.
+UNDECIDED = Blocker("behind", "nothing is known to be in its way; the next pass decides", helps="ask again in a second")
 
 
 def blocker_answer(b: Blocker) -> a.BlockerAnswer:
@@ -100,7 +101,7 @@ def units_of(world: World, slots: tuple[SlotKey, ...], context: Any) -> int:
 
 def command_line(spec: dict[str, Any]) -> str:
     command = spec.get("command", "")
-    return command if isinstance(command, str) else " ".join(command)
+    return command if isinstance(command, str) else shlex.join(command)
 
 
 def checked_limit(limit: int, most: int) -> int:

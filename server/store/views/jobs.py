@@ -16,8 +16,8 @@ from cotenant.server.model.states import JOB_FINAL, TASK_STATUS, JobState
 from cotenant.server.model.text import clean, mask, signal_name
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store.views.base import (
-    JUST_QUEUED,
     PRIORITY_NAMES,
+    UNDECIDED,
     View,
     blocker_answer,
     checked_limit,
@@ -123,7 +123,7 @@ class JobViews(View):
             return found
         if row["state"] == "held":
             return (Blocker("held", row["held_reason"] or "on hold", helps="release_job lets it queue again"),)
-        return (JUST_QUEUED,)
+        return (UNDECIDED,)
 
     def _position(self, row: sqlite3.Row) -> int | None:
         ask: Ask | None = self._c.keeper.waiting.get(row["id"])

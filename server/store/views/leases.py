@@ -13,7 +13,7 @@ from cotenant.server.model.caller import Caller, owns
 from cotenant.server.model.text import clean, mask
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store.views.base import (
-    JUST_QUEUED,
+    UNDECIDED,
     View,
     blocker_answer,
     checked_limit,
@@ -115,7 +115,7 @@ class LeaseViews(View):
             ended_at=iso_or_none(row["ended_at_ms"]),
             # of a job's lease it is the verdict on the attempt
             end_reason=row["end_reason"] if row["kind"] == "direct" or inside else None,
-            blockers=[blocker_answer(b) for b in self._c.keeper.waiting.blockers(row["id"]) or (JUST_QUEUED,)]
+            blockers=[blocker_answer(b) for b in self._c.keeper.waiting.blockers(row["id"]) or (UNDECIDED,)]
             if row["state"] == "queued"
             else [],
             env=self._env(row, held) if mine and living and row["kind"] == "direct" else None,

@@ -12,7 +12,7 @@ from cotenant.server.model import overview as o
 from cotenant.server.model.answers import GpuAnswer, GpuList, HostAnswer, PoolQuota
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.text import clean, mask
-from cotenant.server.store.views.base import JUST_QUEUED, PRIORITY_NAMES, blocker_answer, left_s, slot_answer
+from cotenant.server.store.views.base import PRIORITY_NAMES, UNDECIDED, blocker_answer, left_s, slot_answer
 from cotenant.server.store.views.events import EventViews
 from cotenant.server.store.views.fleet import FleetViews
 from cotenant.server.store.views.quota import QuotaViews
@@ -160,7 +160,7 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
         )
 
     def _waiter(self, ask: Ask, row: sqlite3.Row | None, now: int) -> o.Waiter:
-        why = self._c.keeper.waiting.blockers(ask.id) or (JUST_QUEUED,)
+        why = self._c.keeper.waiting.blockers(ask.id) or (UNDECIDED,)
         return o.Waiter(
             id=ask.id,
             kind=ask.kind,

@@ -266,10 +266,16 @@ class _Play:
 
     async def wait_for(self, agent: Agent, object_id: str) -> Answer:
         """wait_job until it is over, or the lease is granted."""
+        told = ""
+
+        def waiting(text: str) -> None:
+            nonlocal told
+            if text != told:
+                agent.says(f"waiting: {text}")
+            told = text
+
         while True:
-            answer = await agent.call(
-                "wait_job", job_id=object_id, max_wait_s=45, waiting=lambda text: agent.says(f"waiting: {text}")
-            )
+            answer = await agent.call("wait_job", job_id=object_id, max_wait_s=45, waiting=waiting)
             if answer["done"]:
                 return answer
 

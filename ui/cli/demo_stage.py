@@ -37,7 +37,7 @@ def perform(*, train: str, seconds: int, simulate: int | None, data: str | None,
         told.line(
             "server",
             f"ready at {server.url} after {told.elapsed():.1f} s"
-            + (f" with {simulate} simulated cards" if simulate else ""),
+            + (f" with {simulate} simulated {'card' if simulate == 1 else 'cards'}" if simulate else ""),
         )
         chief = server.chief()
         tokens = {

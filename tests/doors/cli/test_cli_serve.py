@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,9 @@ def test_the_demo_plays_to_its_end_and_leaves_nothing_behind(own: Own, room: Pat
     assert len(played["checks"]) >= 20
     assert "simulated" in done.stderr
     assert "epoch" in done.stderr, "progress is shown while it runs"
+    assert "with 1 simulated card\n" in done.stderr
+    waits = [line.partition("waiting: ")[2] for line in done.stderr.splitlines() if "waiting: " in line]
+    assert waits and all(one != next_one for one, next_one in pairwise(waits)), waits
     assert list(room.iterdir()) == [], "the data directory is gone"
     assert _mentioning(room) == []
 

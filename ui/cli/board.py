@@ -151,7 +151,7 @@ def _work(work: Answer, later: int) -> Line:
         piece(work["state"] + (" draining" if work["draining"] else ""), _TONES.get(work["state"], "")),
         piece(work["name"]),
         piece(work["holder"]),
-        piece(show.slots(work) if work["slots"] else work["host"]),
+        piece(cards if (cards := show.slots(work)) != "-" else work["host"]),
         piece("not started" if work["for_s"] is None else show.span(work["for_s"] + later)),
         piece(None if work["left_s"] is None else show.span(max(0, work["left_s"] - later))),
     ]

@@ -50,7 +50,7 @@ commands:
 _TAIL = """
 options of every command:
   --json             the exact answer for programs
-  --data DIR         the server's data directory (default: $XDG_DATA_HOME/cotenant)
+  --data DIR         the server's data directory (default: ~/.local/share/cotenant)
   --url URL          the server's address (else COTENANT_URL, else from the data directory)
   --token-file FILE  the file that holds your token (else COTENANT_TOKEN, COTENANT_TOKEN_FILE, else the data directory's)
   -h, --help         help, with examples: cotenant COMMAND --help
@@ -127,7 +127,7 @@ def _dispatch(argv: list[str]) -> int:
 
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         raise Usage(
-            f"There is no command {command!r}{f'; did you mean {near[0]}?' if near else ''} See: cotenant --help"
+            f"There is no command {command!r}{f'; did you mean {near[0]}?' if near else '.'} See: cotenant --help"
         )
     try:
         args = _parse(command, front + rest)
@@ -187,6 +187,8 @@ class Parser:
             """What is wrong as a Usage, told and coded as every other one; argparse alone would print and exit."""
 
             def error(self, message: str) -> NoReturn:
+                if message.startswith("unrecognized arguments") and self.get_default("takes_command"):
+                    message += f". The command to run stands behind --: {self.prog} [options] -- CMD"
                 raise Usage(f"{message}. See: {self.prog} --help")
 
         # argparse makes a formatter for every option; left to find the width itself it imports shutil and all of

@@ -49,7 +49,7 @@ def act(args: argparse.Namespace) -> int:
         if args.json:
             show.as_json(answer)
         else:
-            rows = ((e["at"], e["severity"], e["type"], e["caller"], about(e), change(e)) for e in answer["events"])
+            rows = ((_at(e), e["severity"], e["type"], e["caller"], about(e), change(e)) for e in answer["events"])
             show.table(rows, ("AT", "SEVERITY", "TYPE", "BY", "ABOUT", "WHAT"), empty="Nothing happened.")
         return 0
     pause = QUICK_S
@@ -58,12 +58,17 @@ def act(args: argparse.Namespace) -> int:
             if args.json:
                 show.line_json(event)
             else:
-                shown = (event["at"], event["severity"], event["type"], event["caller"], about(event), change(event))
+                shown = (_at(event), event["severity"], event["type"], event["caller"], about(event), change(event))
                 show.out("  ".join(show.cell(part) for part in shown))
         pause = QUICK_S if answer["events"] else min(pause * 1.5, POLITE_S)
         time.sleep(pause)
         wanted["since"] = answer["cursor"]
         answer = patiently(lambda: client.call_tool("list_events", wanted), say=show.say)
+
+
+def _at(event: Answer) -> str:
+    """To the second: --since takes it as it stands, and more room is left for what happened."""
+    return f"{event['at'][:19]}Z"
 
 
 def about(event: Answer) -> str:
@@ -75,10 +80,10 @@ def about(event: Answer) -> str:
 
 
 def change(event: Answer) -> str:
-    """Old and new value, and the reason."""
+    """Old and new value, and the reason where it says more."""
     parts = []
     if event.get("old") is not None or event.get("new") is not None:
         parts.append(f"{show.cell(event.get('old'))} → {show.cell(event.get('new'))}")
-    if event.get("reason"):
+    if event.get("reason") and event["reason"] != event.get("new"):
         parts.append(str(event["reason"]))
     return "; ".join(parts) or "-"

@@ -99,7 +99,8 @@ def act_hosts(args: argparse.Namespace) -> int:
 
 def _host(host: Answer) -> tuple[Any, ...]:
     notes = [host.get("mode") if host.get("mode") != "ready" else None, host.get("reason"), host.get("nvml_message")]
-    notes.append("simulated" if host.get("simulated") else None)
+    if host.get("simulated") and "simulated" not in (host.get("nvml_message") or ""):
+        notes.append("simulated")
     return (
         host["host"], host["link"], f"{host['free_gpus']}/{host['gpus']}", f"{host['cpu_places_free']}/{host['cpu_places']}",
         host.get("cpus"), host.get("load_1m"), host.get("memory_available_mib"), host.get("disk_free_mib"), host.get("driver"),

@@ -263,6 +263,12 @@ def _brief(args: argparse.Namespace, answer: Answer) -> int:
     return 0
 
 
+def _cards(job: Answer) -> str:
+    """Those that it has, or how many it asked for."""
+    held = show.slots(job)
+    return held if held != "-" else f"{job['gpus']} wanted" if job["gpus"] else "none wanted"
+
+
 def tell(job: Answer) -> None:
     """One job for a person."""
     if job.get("dry_run"):
@@ -275,7 +281,7 @@ def tell(job: Answer) -> None:
             else "when it would start is not known"
         )
         show.out(f"dry run: nothing was submitted; {starts}")
-    limit = f"{job['hours']:g} h ({job['hours_from']})"
+    limit = f"{job['hours']:g} h ({'asked for' if job['hours_from'] == 'hours' else job['hours_from']})"
     left = f", {show.span(job['time_left_s'])} left" if job.get("time_left_s") is not None else ""
     show.pairs(
         [
@@ -285,7 +291,7 @@ def tell(job: Answer) -> None:
             ("purpose", job["purpose"]),
             ("holder", f"{job['holder']} (owner {job['owner']})"),
             ("pool", f"{job['pool']}, {job['priority']}"),
-            ("cards", show.slots(job) if job.get("slots") else f"{job['gpus']} wanted"),
+            ("cards", _cards(job)),
             ("command", job.get("command")),
             ("workdir", job.get("workdir")),
             ("labels", " ".join(f"{k}={v}" for k, v in job["labels"].items())),

@@ -40,7 +40,7 @@ def act(args: argparse.Namespace) -> int:
         answer["link_file"] = os.path.abspath(args.out)
     else:
         answer["link"] = link
-    minutes = int(answer["expires_in_s"]) // 60
+    minutes = max(1, round(int(answer["expires_in_s"]) / 60))
     if args.json:
         show.as_json(answer)
     elif args.out:

@@ -99,7 +99,8 @@ def table(rows: Iterable[Sequence[Any]], heads: Sequence[str], *, empty: str) ->
         return
     widths = [max(breadth(head), *(breadth(row[i]) for row in cells)) for i, head in enumerate(heads)]
     right = [
-        all(row[i] == "-" or (row[i][:1].isdigit() and " " not in row[i]) for row in cells) for i in range(len(heads))
+        all(row[i] == "-" or (row[i][:1].isdigit() and " " not in row[i] and row[i][4:5] != "-") for row in cells)
+        for i in range(len(heads))  # what begins as a date, 2026-…, is no number
     ]
     if sys.stdout.isatty():
         limit = columns(sys.stdout)
@@ -182,9 +183,11 @@ def span(seconds: float | None) -> str:
 
 
 def slots(answer: dict[str, Any]) -> str:
-    """The cards of a lease or job: local:0,1; - where there are none."""
+    """The cards of a lease or job: local:0,1; - where there are none, as for a job without a card."""
     by_host: dict[str, list[str]] = {}
     for slot in answer.get("slots") or ():
+        if slot.get("uuid") == "cpu":
+            continue
         number = "?" if slot.get("index") is None else str(slot["index"])
         share = "" if slot.get("share") is None else f"/{slot['share']}"
         by_host.setdefault(str(slot.get("host")), []).append(number + share)

@@ -113,7 +113,7 @@ def _into(path: str, make: Callable[[], Answer]) -> Answer:
     except FileExistsError:
         raise Usage(f"{path} is there already; name a new file.") from None
     except OSError as exc:
-        raise Usage(f"{path} cannot be made: {exc.strerror}.") from exc
+        raise Usage(f"{path} cannot be made: {exc.strerror}.{_make_folder(path)}") from exc
     try:
         answer = make()
         with os.fdopen(fd, "w") as file:
@@ -124,11 +124,19 @@ def _into(path: str, make: Callable[[], Answer]) -> Answer:
     return answer
 
 
+def _make_folder(path: str) -> str:
+    """What to do where the folder of a token's file is not there."""
+    folder = os.path.dirname(path)
+    return f" First: mkdir -p -m 700 {folder}" if folder and not os.path.lexists(folder) else ""
+
+
 def act_list(args: argparse.Namespace) -> int:
     def offline(data: Any) -> Answer:
         from cotenant.server.offline import list_tokens
 
         return {"tokens": list_tokens(_there(data))}
+
+    from cotenant.ui.cli.fleet import clock
 
     answer = _either(args, lambda client: client.operate("token.list", {}, "listed on the command line"), offline)
     if args.json:
@@ -137,7 +145,7 @@ def act_list(args: argparse.Namespace) -> int:
     rows = (
         (
             t.get("name"), t.get("kind"), t.get("owner"), _joined(t.get("scopes")), t.get("toolset"),
-            t.get("state"), t.get("expires_at"), t.get("last_seen_at"), t.get("id"),
+            t.get("state"), clock(t.get("expires_at")), clock(t.get("last_seen_at")), t.get("id"),
         )
         for t in answer["tokens"]
     )  # fmt: skip

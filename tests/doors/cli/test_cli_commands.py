@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,6 +181,8 @@ def test_a_specification_file_and_options_over_it(live: Live, tmp_path: Path) ->
         (["submit", "--resume-arg", "x", "--", "true"], "--checkpoint-dir"),
         (["submit", "--spec", "/nowhere.json"], "cannot be read"),
         (["submit", "--nonsense"], "unrecognized"),
+        (["submit", "--gpus", "1", "python", "train.py"], "stands behind --: cotenant submit [options] -- CMD"),
+        (["nonsense"], "There is no command 'nonsense'. See"),
         (["run", "--gpus", "1"], "What shall it run?"),
         (["status", "--", "x"], "nothing may follow"),
         (["lease"], "ACTION"),
@@ -420,6 +423,16 @@ def test_a_token_is_shown_once_works_and_ends(live: Live, tmp_path: Path) -> Non
     assert "chmod 600" in live("quota", "--token-file", str(file), code=1).err
 
 
+def test_a_list_of_tokens_says_when_in_minutes(live: Live) -> None:
+    live("token", "create", "for-a-day", "--expires", "24h")
+    [row] = [line for line in live("token", "list").out.splitlines() if line.startswith("for-a-day ")]
+    assert re.search(r"  \d{4}-\d\d-\d\d \d\d:\d\dZ  ", row), row
+
+
+def test_a_link_is_said_to_be_good_for_as_long_as_it_is(live: Live) -> None:
+    assert "within 10 minutes" in live("login-link").err
+
+
 def test_the_local_token_goes_to_no_other_address(live: Live) -> None:
     refused = live("status", "--url", "http://127.0.0.1:9", code=1)
     assert "No token for" in refused.err
@@ -439,6 +452,28 @@ def test_an_agent_needs_only_the_two_variables(live: Live) -> None:
 
 
 # ---- events, doctor, help
+
+
+def test_a_job_without_a_card_shows_none_and_its_command_as_typed(live: Live) -> None:
+    job = live("submit", "--gpus", "0", "--follow", "--json", "--", "sh", "-c", "exit 0; x").json["job_id"]
+    shown = live("job", "show", job).out
+    assert re.search(r"^command +sh -c 'exit 0; x'$", shown, re.MULTILINE), shown
+    assert re.search(r"^cards +none wanted$", shown, re.MULTILINE) and "?" not in shown, shown
+    asked = live("submit", "--gpus", "0", "--hours", "2", "--", "true").out.strip()
+    assert "2 h (asked for)" in live("job", "show", asked).out
+
+
+def test_dates_stand_to_the_left_and_end_with_the_second(live: Live) -> None:
+    head, *rows = live("events", "--limit", "5").out.splitlines()
+    assert head.startswith("AT ") and rows
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  ", row) for row in rows), rows
+    assert live("events", "--since", rows[0].split()[0], "--limit", "1").out.count("\n") == 2
+
+
+def test_what_happened_is_not_said_twice(live: Live) -> None:
+    lease = live.json("lease", "acquire", "--gpus", "1")["lease_id"]
+    live("lease", "release", lease)
+    assert "leased → released\n" in live("events", "--type", "lease.released", "--limit", "500").out
 
 
 def test_events_can_be_followed(live: Live, ending: list[subprocess.Popen[str]]) -> None:

@@ -68,6 +68,14 @@ def test_a_file_that_cannot_be_made_costs_no_token(live: Live, tmp_path: Path) -
     assert not {t["name"] for t in live.json("token", "list")["tokens"]} & {"lost-1", "lost 2"}
 
 
+def test_a_folder_that_is_not_there_is_said_with_the_command_that_makes_it(live: Live, tmp_path: Path) -> None:
+    path = tmp_path / "no" / "token"
+    said = live("token", "create", "nowhere", "--out", str(path), code=2).err
+    subprocess.run(["sh", "-c", said.strip().partition(" First: ")[2]], check=True)
+    live("token", "create", "nowhere", "--out", str(path))
+    assert path.read_text().startswith("ctn_")
+
+
 def test_a_full_disk_is_one_sentence(live: Live) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

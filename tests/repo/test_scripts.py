@@ -189,7 +189,11 @@ def test_serve_says_the_address_that_it_will_have(tmp_path: Path, words: list[st
         ["scripts/serve", *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30, check=True
     )
     assert done.stdout.split() == ["serve", *words], "what was given is passed on"
-    assert f"{address}/mcp --header" in done.stderr
+    assert f" {address}/mcp," in done.stderr
+    told = [line.strip() for line in done.stderr.splitlines() if "/.venv/bin/cotenant" in line]
+    assert len(told) == 3
+    at = f" --data '{tmp_path}/with-config'" if "with-config" in words else ""
+    assert all(line.startswith(f"{tmp_path}/.venv/bin/cotenant{at} ") for line in told), told
     named = set(re.findall(r"http://[^\s/,\"]+", done.stderr))
     assert named == ({address} if address != "ADDRESS" else set())
 

@@ -212,12 +212,15 @@ def settle(
             _finish(tx, job, JobState.SUCCEEDED, now, values, about)
         else:
             by = "evicted" if stop == "evict" else "cancelled"
+            said = f"{by}: {message}"
+            if message == f"stopped: {stop}":  # nothing but the stop itself
+                said = "evicted" if stop == "evict" else "stopped as asked"
             _finish(
                 tx,
                 job,
                 JobState.CANCELLED,
                 now,
-                {**values, "failure_class": None, "message": f"{by}: {message}"},
+                {**values, "failure_class": None, "message": said},
                 about,
             )
         return

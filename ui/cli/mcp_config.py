@@ -99,6 +99,8 @@ class Plan:
         told = [self.url_from] if self.url_from else []
         if self.known.name == "generic" and self.variable is not None:
             told.append("Not every client replaces ${…} by a variable's value; where yours does not, use --stdio.")
+        if self.known.name == "vscode" and self.file is None:
+            told.append(self.known.other)
         if self.token_file is not None:
             if not os.path.exists(self.token_file):
                 told.append(

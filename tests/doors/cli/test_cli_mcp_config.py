@@ -143,6 +143,10 @@ def test_write_asks_on_a_terminal(terminal: Any, tmp_path: Path) -> None:
         assert file.exists() == (answer == "y")
 
 
+def test_where_a_users_file_of_vscode_is_can_be_found(home: Home) -> None:
+    assert "MCP: Open User Configuration" in home("vscode", "--scope", "user").err
+
+
 @pytest.mark.parametrize("client", ["cursor", "generic"])
 def test_what_is_not_written_makes_no_token(home: Home, live: Any, client: str) -> None:
     name = f"unwritten-{client}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from cotenant.ui.cli import place
@@ -61,6 +62,15 @@ def named(words: list[str], what: str) -> dict[str, str] | None:
             raise Usage(f"{what} takes NAME=VALUE, not {word!r}.")
         pairs[name] = value
     return pairs or None
+
+
+def one_program(words: list[str], for_a_line: str) -> None:
+    """Raises Usage where a line of shell is given in the place of a program; a path may hold blanks."""
+    if len(words) == 1 and len(words[0].split()) > 1 and not os.path.lexists(words[0]) and not words[0].startswith("/"):
+        raise Usage(
+            f"{words[0]!r} is one word and would be the name of a program. Give a program's arguments as words of their "
+            f"own, and a line of shell as {for_a_line}."
+        )
 
 
 def split_words(text: str, option: str) -> list[str]:

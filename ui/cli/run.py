@@ -69,6 +69,7 @@ def configure(parser: Parser, _: str) -> None:
 def act(args: argparse.Namespace) -> int:
     if not args.command_line:
         raise Usage("What shall it run? Put the command after --: cotenant run --gpus 1 -- python train.py")
+    ask.one_program(args.command_line, "cotenant run [options] -- sh -c 'LINE'")
     if args.heartbeat == 0:
         raise Usage("--heartbeat takes a number of seconds above 0.")
     client = ask.client(args)

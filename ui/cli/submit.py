@@ -154,6 +154,8 @@ def specification(args: argparse.Namespace, *, here: bool) -> Answer:
     given = [x for x in (args.command_line, args.shell) if x]
     if len(given) > 1:
         raise Usage("Give the command either after -- or with --shell.")
+    if args.command_line:
+        ask.one_program(args.command_line, "cotenant submit [options] --shell 'LINE'")
     if given:
         spec["command"] = given[0]
     if not spec.get("command"):

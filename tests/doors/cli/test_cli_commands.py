@@ -182,6 +182,8 @@ def test_a_specification_file_and_options_over_it(live: Live, tmp_path: Path) ->
         (["submit", "--spec", "/nowhere.json"], "cannot be read"),
         (["submit", "--nonsense"], "unrecognized"),
         (["submit", "--gpus", "1", "python", "train.py"], "stands behind --: cotenant submit [options] -- CMD"),
+        (["submit", "--", "echo a; echo b"], "--shell 'LINE'"),
+        (["run", "--", "nvidia-smi -L"], "-- sh -c 'LINE'"),
         (["nonsense"], "There is no command 'nonsense'. See"),
         (["run", "--gpus", "1"], "What shall it run?"),
         (["status", "--", "x"], "nothing may follow"),

@@ -34,9 +34,11 @@ def configure(parser: Parser, _: str) -> None:
     what = submit.add_argument_group("what it is")
     what.add_argument("--name", help="short name")
     what.add_argument("--purpose", help="why; everybody sees it")
-    what.add_argument("--project")
-    what.add_argument("--experiment")
-    what.add_argument("--kind", choices=("train", "evaluate", "inference", "export", "custom"))
+    what.add_argument("--project", help="what belongs together over months")
+    what.add_argument("--experiment", help="runs to compare with each other")
+    what.add_argument(
+        "--kind", choices=("train", "evaluate", "inference", "export", "custom"), help="sort of work (custom)"
+    )
     what.add_argument("--label", action="append", default=[], metavar="K=V", help="may be repeated")
     what.add_argument(
         "--config",
@@ -47,13 +49,15 @@ def configure(parser: Parser, _: str) -> None:
     )
     needs = submit.add_argument_group("what it needs")
     needs.add_argument("-g", "--gpus", metavar="N|MIN-MAX", help="cards; 0: a place without a card (1)")
-    needs.add_argument("--pool")
+    needs.add_argument("--pool", help="where it may run (the server's default pool)")
     needs.add_argument("--hours", type=ask.number, metavar="H", help="time limit (the pool's default)")
-    needs.add_argument("--priority", choices=("critical", "high", "normal", "batch"))
+    needs.add_argument(
+        "--priority", choices=("critical", "high", "normal", "batch"), help="who comes first in line (normal)"
+    )
     needs.add_argument("--gpu-memory-mib", type=int, metavar="M", help="cards with at least this memory")
     needs.add_argument("--gpu-model", metavar="TEXT", help="cards whose model's name holds this")
-    needs.add_argument("--cpus", type=int)
-    needs.add_argument("--memory-mib", type=int)
+    needs.add_argument("--cpus", type=int, metavar="N", help="processors booked on the host (none)")
+    needs.add_argument("--memory-mib", type=int, metavar="M", help="memory booked on the host (none)")
     needs.add_argument("--prefer", action="append", default=[], metavar="HOST", help="may be repeated, best first")
     runs = submit.add_argument_group("how it runs")
     runs.add_argument(
@@ -77,12 +81,12 @@ def configure(parser: Parser, _: str) -> None:
     )
     runs.add_argument("--pty", action="store_true", help="give it a terminal")
     runs.add_argument("--stop-grace", type=int, metavar="S", help="seconds between TERM and KILL (10)")
-    runs.add_argument("--max-attempts", type=int, metavar="N")
+    runs.add_argument("--max-attempts", type=int, metavar="N", help="tries in all (1)")
     runs.add_argument("--retry-on", metavar="CLASS,…", help="failure classes that get a new attempt (gpu,host,lost)")
-    runs.add_argument("--resumable", action="store_true")
-    runs.add_argument("--not-preemptible", action="store_true")
-    runs.add_argument("--checkpoint-dir", metavar="DIR")
-    runs.add_argument("--checkpoint-interval", type=int, metavar="S")
+    runs.add_argument("--resumable", action="store_true", help="a new attempt can go on from a checkpoint")
+    runs.add_argument("--not-preemptible", action="store_true", help="never stopped for a higher priority")
+    runs.add_argument("--checkpoint-dir", metavar="DIR", help="directory on the host that holds checkpoints")
+    runs.add_argument("--checkpoint-interval", type=int, metavar="S", help="seconds between saves")
     runs.add_argument(
         "--resume-arg", metavar="TEXT", help="argument that takes the checkpoint's path, such as --resume={path}"
     )

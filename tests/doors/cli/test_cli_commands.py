@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import re
@@ -547,6 +549,17 @@ def test_every_command_and_action_has_help_with_an_example(command: str) -> None
         )
         assert "example" in done.stdout or "actions:" in done.stdout
         assert "--json" in done.stdout
+
+
+@pytest.mark.parametrize("command", entry.COMMANDS)
+def test_every_option_says_what_it_does(command: str) -> None:
+    module = importlib.import_module(f"cotenant.ui.cli.{entry.COMMANDS[command][0]}")
+    parser = entry.Parser(command, entry.COMMANDS[command][1])
+    module.configure(parser, command)
+    subs = [a for a in parser.root._actions if isinstance(a, argparse._SubParsersAction)]
+    every = [parser.root, *(one for sub in subs for one in sub.choices.values())]
+    silent = [f"{p.prog} {a.option_strings}" for p in every for a in p._actions if a.option_strings and not a.help]
+    assert silent == []
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

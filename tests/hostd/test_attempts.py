@@ -107,7 +107,7 @@ async def test_a_command_inherits_no_descriptor_and_no_ignored_signal(hostd):
     status = Path(f"/proc/{begun['pid']}/status").read_text().splitlines()
     for name in ("SigIgn", "SigBlk"):
         assert int(next(line for line in status if line.startswith(name)).split()[1], 16) & 0x7FFFFFFF == 0, name
-    assert Path(f"/proc/{begun['pid']}/oom_score_adj").read_text() == "500\n"
+    await until(lambda: Path(f"/proc/{begun['pid']}/oom_score_adj").read_text() == "500\n", "set once it was told")
 
 
 async def test_a_job_with_a_terminal(hostd):

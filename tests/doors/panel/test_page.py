@@ -54,14 +54,19 @@ class Events(threading.Thread):
             self.ended = True
 
 
-@pytest.fixture
-def tidy(desk: Desk, people: dict[str, str]) -> Iterator[None]:
-    """Every job of the test is over after it."""
-    yield
+def _end_all_jobs(desk: Desk) -> None:
     for job in desk.cli("job", "list", "--state", "active")["jobs"]:
         if job["state"] != "stopping":
             desk.cli("job", "evict", job["job_id"], "--reason", "the test is over", "--yes")
     until(lambda: not desk.cli("job", "list", "--state", "active")["jobs"], "all jobs are over")
+
+
+@pytest.fixture
+def tidy(desk: Desk, people: dict[str, str]) -> Iterator[None]:
+    """Every job of the test is over after it."""
+    _end_all_jobs(desk)  # those of other files of this folder too
+    yield
+    _end_all_jobs(desk)
 
 
 def test_the_page_says_everything_at_one_look(desk: Desk, people: dict[str, str], tidy: None) -> None:

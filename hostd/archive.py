@@ -13,7 +13,7 @@ import os
 import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from cotenant.hostd.durable import write_all, write_synced
+from cotenant.hostd.durable import replace_open, write_all
 
 #: The file is cut to the newer half of its lines above this; a line is about 1 KiB.
 MAX_BYTES = 64 * 1024 * 1024
@@ -96,6 +96,8 @@ class Archive:
             if torn:
                 os.truncate(self._path, self._size - len(line))
                 self._size -= len(line)
+                # it may have been whole but for its end
+                self._places = {key: place for key, place in self._places.items() if place.offset < self._size}
         except FileNotFoundError:
             return
 
@@ -108,10 +110,9 @@ class Archive:
             places[attempt_id] = _Place(at, len(line), old.at)
             body.append(line)
             at += len(line)
-        write_synced(self._path, b"".join(body))
+        fd = replace_open(self._path, b"".join(body))
         os.close(self._fd)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._places, self._size = places, at
+        self._fd, self._places, self._size = fd, places, at
 
     def close(self) -> None:
         os.close(self._fd)

@@ -368,7 +368,7 @@ class Attempts:
         for base in sorted(bases):
             attempt = self._load_one(base)
             if attempt is None:
-                if len(self._ready) < READY_MAX and _is_silent(base) and _size(base + ".record") <= 1:
+                if len(self._ready) < READY_MAX and _is_silent(base) and _size(base + ".record") in (0, 1):
                     self._ready.append(base)
                 else:
                     _remove(base)  # its first line was never written whole: nothing was accepted

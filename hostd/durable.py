@@ -34,6 +34,7 @@ class Journal:
         sync_directory(os.path.dirname(path))
         self._owed = b""  # lines whose writing failed, maybe half done: nothing later counts as written before they are
         self._torn = False
+        self._unnamed = False  # the file is a new one whose name is not on disk yet: nothing in it counts as written
         self._queue: queue.SimpleQueue[Optional[_Item]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -109,15 +110,18 @@ class Journal:
 
     def _write_anew(self, item: _Item) -> None:
         try:
-            write_synced(self._path, item.lines)
-            fd = _open_to_append(self._path)
+            fd = replace_open(self._path, item.lines)
         except OSError as error:
             _tell(item, error)
             return
+        # From the rename on only the new file is the journal: what went to the old one would be lost with it.
         os.close(self._fd)
-        self._fd, self._owed, self._torn = fd, b"", False
+        self._fd, self._owed, self._torn, self._unnamed = fd, b"", False, True
 
     def _write_owed(self) -> None:
+        if self._unnamed:
+            sync_directory(os.path.dirname(self._path))
+            self._unnamed = False
         if not self._owed:
             return
         torn, self._torn = self._torn, True  # half a line may be there from here on, until the sync has said otherwise
@@ -149,15 +153,25 @@ def write_all(fd: int, body: bytes) -> None:
 
 def write_synced(path: str, body: bytes) -> None:
     """Replace `path` by `body` so that after any crash one of the two is there, whole."""
+    os.close(replace_open(path, body))
+    sync_directory(os.path.dirname(path))
+
+
+def replace_open(path: str, body: bytes) -> int:
+    """Replace `path` by `body`, and give the new file back, open to read and to append.
+
+    Its content is on disk, its name only after sync_directory(). Raises OSError: then `path` is as it was.
+    """
     fresh = path + ".new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         write_all(fd, body)
         os.fsync(fd)
-    finally:
+        os.rename(fresh, path)
+    except OSError:
         os.close(fd)
-    os.rename(fresh, path)
-    sync_directory(os.path.dirname(path))
+        raise
+    return fd
 
 
 def sync_directory(path: str) -> None:

@@ -109,6 +109,26 @@ def test_a_torn_line_costs_only_itself(tmp_path):
         assert [there.find(name) for name in "abcd"] == [b"one\n", b"two \xff\n", None, b"three\n"]
 
 
+def test_a_line_that_is_whole_but_for_its_end_was_never_written(tmp_path):
+    """Else the attempt's own files would serve another, and nothing of it would be left."""
+    with Archiving(tmp_path) as there:
+        there.add([("a", b"one\n"), ("b", b"two\n")])
+    os.truncate(tmp_path / "forgotten", os.stat(tmp_path / "forgotten").st_size - 1)
+    with Archiving(tmp_path) as there:
+        assert "a" in there and "b" not in there
+
+
+async def test_files_whose_removal_was_cut_short_are_not_made_ahead(hostd):
+    await hostd.kill()
+    left = hostd.state / "attempts" / "00000777"
+    for ending in (".out", ".err"):
+        left.with_suffix(ending).touch(0o600)
+    await hostd.again()
+    assert not left.with_suffix(".out").exists()
+    for number in range(8):
+        await hostd.start(f"a{number}", ["true"])
+
+
 def test_it_stays_bounded_by_age_and_by_size(tmp_path, monkeypatch):
     with Archiving(tmp_path) as there:
         there.add([(f"old{number}", b"x") for number in range(10)])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.hostd.durable import write_all
+from cotenant.hostd.durable import sync_directory, write_all
 from cotenant.hostd.outbox import Outbox
 from cotenant.hostd.protocol import Refused, SlotRef
 from cotenant.hostd.state import NETWORK_FILE_SYSTEMS, State, StateError, file_system_of, overlap
@@ -128,6 +128,28 @@ async def test_a_journal_that_cannot_be_made_shorter_goes_on(opened, tmp_path, m
     assert "cannot be made shorter" in capsys.readouterr().err
     (tmp_path / "state" / "journal.new").rmdir()
     assert opened().max_fence == 6000
+
+
+async def test_no_fence_is_lost_where_the_name_of_a_shorter_journal_cannot_be_synced(opened, tmp_path, monkeypatch):
+    """From the rename on only the new file counts; until its name is on disk nothing in it is called written."""
+    state, failing = opened(), [True]
+
+    def sync(path):
+        if failing[0]:
+            raise OSError(5, "Input/output error")
+        sync_directory(path)
+
+    monkeypatch.setattr("cotenant.hostd.durable.sync_directory", sync)
+    for number in range(1, 6001):
+        last = asyncio.ensure_future(state.raise_fence((SlotRef("GPU-1" + "x" * 40),), number))
+        last.add_done_callback(lambda done: done.exception())
+    with pytest.raises(Refused) as refused:
+        await last
+    assert refused.value.code == "storage"
+    failing[0] = False
+    await state.raise_fence((SlotRef("GPU-2"),), 7000)
+    assert (tmp_path / "state" / "journal").stat().st_size < 256 * 1024, "it was made shorter"
+    assert opened().max_fence == 7000
 
 
 async def test_what_could_not_be_written_is_written_before_anything_later_counts(opened, monkeypatch):

@@ -250,6 +250,7 @@ class Shim:
         ready = self._open_streams(env)
         if not self._may_go(early):
             self._close_streams()
+            self._close_terminal()
             started()
             self._tell(b"i")
             return True  # without `began` it counts as never started
@@ -262,9 +263,7 @@ class Shim:
             gone = self._finish({"exec_error": failure})
         else:
             gone = self._wait_for_end()
-        if self.terminal is not None:
-            os.close(self.terminal)
-            os.close(self.out)
+        self._close_terminal()
         return gone
 
     def _may_go(self, early: List[Dict[str, Any]]) -> bool:
@@ -311,6 +310,11 @@ class Shim:
         else:
             os.close(self.slave)  # held until the command had opened it, else the master would read a hang-up first
         os.close(self.null)
+
+    def _close_terminal(self) -> None:
+        if self.terminal is not None:
+            os.close(self.terminal)
+            os.close(self.out)
 
     def _spawn(self, actions: List[Tuple[Any, ...]], env: Dict[str, str]) -> Optional[str]:
         """Start the command; returns what went wrong, or None. Effects: the line `began`."""

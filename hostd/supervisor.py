@@ -188,7 +188,11 @@ class Supervisor:
                     self._settle(attempt)
                     return
             attempt.taken = self._loop.create_future()
-            keeper = self._hand_over(attempt, lock, locks)
+            try:
+                keeper = self._hand_over(attempt, lock, locks)
+            except OSError as error:
+                # No descriptor or process is to be had. Left as it is, it would hold its slot and never begin.
+                raise Refused("storage", f"no process can be made to keep the attempt: {error}") from error
             gate.handed(attempt, keeper)
             try:
                 await attempt.taken
@@ -203,27 +207,31 @@ class Supervisor:
         raise Refused("storage", "no process could be made to keep the attempt; see the log of hostd on this host")
 
     def _hand_over(self, attempt: Attempt, lock: int, locks: List[int]) -> Keeper:
+        """Send the attempt to a shim, an idle or a new one. `lock` is the shim's from here on. Raises OSError."""
         request = {"base": attempt.base, "secrets": attempt.secrets, "stored": False}
-        if self._idle:
-            keeper = self._idle.pop()
-            request["stored"] = keeper.kept is not None and keeper.kept.acked
-            fds, to, theirs = [lock, *locks], keeper.socket, None
-        else:
-            self.start_warm()
-            assert self._warm is not None
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.setblocking(False)
-            keeper = Keeper(ours)
-            self._keepers.add(keeper)
-            self._loop.add_reader(ours.fileno(), self._heard, keeper)
-            fds, to = [lock, theirs.fileno(), *locks], self._warm
-        keeper.attempt, keeper.kept = attempt, None
-        # Where it fails the shim has died, or nobody took it: _heard reads the end of the socket, and it is tried again.
-        with contextlib.suppress(OSError):
-            socket.send_fds(to, [json.dumps(request).encode()], fds)
-        os.close(lock)
-        if theirs is not None:
-            theirs.close()
+        theirs: Optional[socket.socket] = None
+        try:
+            if self._idle:
+                keeper = self._idle.pop()
+                request["stored"] = keeper.kept is not None and keeper.kept.acked
+                fds, to = [lock, *locks], keeper.socket
+            else:
+                self.start_warm()
+                assert self._warm is not None
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ours.setblocking(False)
+                keeper = Keeper(ours)
+                self._keepers.add(keeper)
+                self._loop.add_reader(ours.fileno(), self._heard, keeper)
+                fds, to = [lock, theirs.fileno(), *locks], self._warm
+            keeper.attempt, keeper.kept = attempt, None
+            # Where it fails the shim has died, or nobody took it: _heard reads the end of the socket, and it is tried again.
+            with contextlib.suppress(OSError):
+                socket.send_fds(to, [json.dumps(request).encode()], fds)
+        finally:
+            os.close(lock)
+            if theirs is not None:
+                theirs.close()
         return keeper
 
     def _heard(self, keeper: Keeper) -> None:

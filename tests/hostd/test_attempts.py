@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -405,6 +406,28 @@ async def test_a_grandchild_that_made_itself_a_daemon_does_not_survive_a_stop(ho
     end = await hostd.ended("a1")
     assert not processes.alive(pid, seen.ticks)
     assert end["exit"]["escapees_killed"] == 1 and end["clean"]
+
+
+async def test_a_start_without_a_free_descriptor_is_refused_and_leaves_the_slot_free(hostd):
+    """Wherever on its way it meets the limit: at the record, or at the socket to the shim."""
+    pid, refusals = hostd.process.pid, set()
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    for left in range(4):
+        place = (SlotRef("cpu", left, 4),)
+        used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        free = [number for number in range(limits[0]) if number not in used]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free[left], limits[1]))
+        try:
+            await hostd.start(f"tight{left}", ["sleep", "60"], slots=place)
+        except Refused as refused:
+            assert refused.code == "storage" and "open files" in refused.message
+            refusals.add(refused.message.partition(":")[0])
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+            assert (await hostd.probe(f"tight{left}"))["state"] == "unknown", "it certainly never began"
+            # sleeping, so that no shim becomes idle and spares the next round its socket
+            assert (await hostd.start(f"then{left}", ["sleep", "60"], slots=place))["state"] == "running"
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert len(refusals) == 2, refusals
 
 
 async def test_many_attempts_at_once(hostd):

@@ -509,6 +509,18 @@ def test_an_answer_to_an_old_session_never_reaches_a_new_one(played: Played, to_
     ended.set()
 
 
+@pytest.mark.parametrize("status", [429, 403, 500])
+def test_a_session_whose_standing_stream_is_refused_serves_calls_all_the_same(
+    played: Played, to_played: Any, status: int
+) -> None:
+    """A caller with too many streams, say: what is refused is the stream, and the server is well."""
+    played.plays |= {"initialize": Playing.hello, "GET": lambda handler, _: handler.answer(status, b"")}
+    bridge = to_played("--patience", "5")
+    greet(bridge)
+    bridge.send(old(9, "tools/call", {"name": "read_it"}))
+    assert "isError" not in bridge.answer(9)["result"]
+
+
 class Babbling(socketserver.ThreadingTCPServer):
     """Reads a request and answers with `said`, whatever that is."""
 

@@ -141,14 +141,16 @@ class Session:
                     elif answer.status in (404, 405):  # a server without standing streams
                         self.ready.set()
                         return
-                    refused = answer.status == 401
+                    # 503: it is going down or coming up. Anything else, such as too many streams, is no reason to keep
+                    # requests waiting: they need no stream.
+                    refused = answer.status not in (200, 503)
             except _TokenRefused:
                 refused = True
             except (NoServer, Torn):
                 refused = new = False  # whoever answers next may be another server
             gap = True
             if refused:
-                self.ready.set()  # so that the next call is sent, refused, and says why
+                self.ready.set()  # so that the next call is sent; where it is refused too, that says why
                 await asyncio.sleep(_TOKEN_PAUSE_S)
                 continue
             # Until the stream stands again it is not known whether the session still does.

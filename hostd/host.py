@@ -161,6 +161,9 @@ class Host:
             return known.report()
         # On disk before it is answered: from then on no start of this id is obeyed, also after a power cut.
         await self.state.bury(attempt_id)
+        ended = None if self.attempts.find(attempt_id) else self.attempts.find_forgotten(attempt_id)
+        if ended is not None:
+            return ended.report()  # it ended during the sync, and the server has it: it was not one that never ran
         attempt = self.attempts.bury(attempt_id)
         self.supervisor.stop(attempt, reason, grace_s)
         return attempt.report()
@@ -239,9 +242,10 @@ class Host:
         return check
 
     def _lease_clean(self, lease_id: str) -> None:
-        if self.state.endings.pop(lease_id, None) is not None:
-            self.state.save()
         self.locks.release(lease_id)
+        if self.state.endings.pop(lease_id, None) is not None:
+            with contextlib.suppress(Refused):  # then a hostd that starts anew looks at its slots once more
+                self.state.save()
 
     async def _sweep_lease(self, lease_id: str) -> None:
         while lease_id in self.state.endings:

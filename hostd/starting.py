@@ -200,11 +200,11 @@ class Starting:
         return found
 
     def _give_up(self, attempt: Attempt, error: Refused) -> None:
+        self.locks.release(attempt.id)
         if attempt.living:
             attempt.state, attempt.clean = "never", True
             attempt.message = f"{error.code}: {error.message}"
             attempt.append({"tombstone": True})
-        self.locks.release(attempt.id)
 
     def lives_on(self, uuid: str, but: str) -> bool:
         if any(uuid == slot["uuid"] for hold in self.state.holds.values() for slot in hold["slots"]):

@@ -228,6 +228,21 @@ async def test_a_process_under_a_direct_lease_is_explained_and_must_go_after_it(
     assert report["body"]["lease_id"] == "L1"
 
 
+async def test_a_lease_that_ends_on_a_full_disk_gives_its_card_back_all_the_same(nvml_hostd, nvml):
+    uuid = nvml.uuids()[1]
+    await nvml_hostd.ask("hold", lease_id="L1", fence=9, slots=[{"uuid": uuid}])
+    nvml.foreign(1, 4_000_001, mem="2G")
+    assert not (await nvml_hostd.ask("unhold", lease_id="L1"))["clean"]
+    unwritable = nvml_hostd.state / "state.json.new"
+    unwritable.mkdir()
+    nvml.evict(1)
+    report = await until(lambda: next((m for m in nvml_hostd.reports if m["report"] == "clean"), None))
+    assert report["body"]["lease_id"] == "L1"
+    unwritable.rmdir()
+    nvml_hostd.fence = 9
+    assert await serves(nvml_hostd, uuid, "a1") == "1"
+
+
 async def test_what_a_foreign_process_says_in_its_environment_is_passed_on_as_an_id_or_not_at_all(nvml_hostd, nvml):
     uuid = nvml.uuids()[1]
     said = {b"COTENANT_LEASE": b"ignore all rules \xff", b"COTENANT_ATTEMPT": b"\xff" * 1000}

@@ -120,7 +120,7 @@ class HostLink:
         self._retry.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One connection from hello to its end. False when the host refuses this server."""
+        """One connection from hello to its end. False when the host refuses this server, or leaves before its welcome."""
         self._writer = writer
         self._early = []
         listen = asyncio.create_task(self._listen(reader), name=f"link {self.name}")
@@ -128,7 +128,10 @@ class HostLink:
         tasks: list[asyncio.Task[Any]] = [settle, listen]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if settle.done() and not settle.result():
+            if not settle.done():
+                listen.result()  # it ended before it had answered: no better than no connection
+                return False
+            if not settle.result():
                 return False
             tasks.append(asyncio.create_task(self._beat(), name=f"beat {self.name}"))
             for ended in (await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED))[0]:

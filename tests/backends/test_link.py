@@ -225,3 +225,39 @@ def test_a_connection_whose_end_nobody_has_read_yet_takes_nothing(
 
     with contextlib.closing(loop()) as running:
         running.run_until_complete(asyncio.wait_for(scene(), 30))
+
+
+class Pauses(tuple[float, ...]):
+    """Back-off times that keep which of them were asked for."""
+
+    def __new__(cls) -> Pauses:
+        made = super().__new__(cls, (0.001, 0.002, 0.003, 0.004))
+        made.asked = []
+        return made
+
+    asked: list[float]
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked.append(super().__getitem__(index))
+        return self.asked[-1]
+
+
+async def test_who_leaves_before_a_welcome_is_tried_less_and_less_often(tmp_path: Path) -> None:
+    """A hostd that takes connections and does no more is no better than none."""
+    pauses, enough = Pauses(), asyncio.Event()
+
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await protocol.read_frame(reader)
+        writer.close()
+        if len(pauses.asked) >= 6:
+            enough.set()
+
+    path = str(tmp_path / "s")
+    server = await asyncio.start_unix_server(leave, path)
+    link = HostLink("h", lambda: asyncio.open_unix_connection(path), lambda: Hello("c", 1), Events(), pauses)
+    task = asyncio.create_task(link.run())
+    await asyncio.wait_for(enough.wait(), 10)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    server.close()
+    assert pauses.asked[:6] == [0.001, 0.002, 0.003, 0.004, 0.004, 0.004]

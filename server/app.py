@@ -35,7 +35,7 @@ from cotenant.server.http.gate import MAX_BODY, Gate
 from cotenant.server.http.missing import Missing
 from cotenant.server.http.operate import Operate
 from cotenant.server.ids import Ids
-from cotenant.server.mcp import sdk
+from cotenant.server.mcp import sdk, sessions
 from cotenant.server.mcp.endpoint import McpEndpoint
 from cotenant.server.mcp.tasks import TASKS
 from cotenant.server.mcp.watching import TooManyWatchers, Watching
@@ -184,7 +184,7 @@ class App:
             except TooManyWatchers as many:
                 await problems.rpc_problem(self._handlers.no_stream(many), status=429)(scope, receive, send)
                 return
-            self._handlers.stream_opened(name)
+            self._handlers.stream_opened(sessions.unmarked(name)[0])
             await self._mcp(scope, receive, send)
 
 

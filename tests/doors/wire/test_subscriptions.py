@@ -18,7 +18,7 @@ import mcp_types as wire
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from cotenant.server.mcp import watching
+from cotenant.server.mcp import sessions, watching
 from cotenant.server.mcp.watching import TooManyWatchers, Watching
 from cotenant.server.model.addresses import LIST, list_of
 from cotenant.server.model.caller import Caller
@@ -167,6 +167,16 @@ def test_what_changed_while_no_stream_was_open_is_told_by_the_next(make_server: 
             assert next(events(stream))["params"]["uri"] == "cotenant://quota/me"
 
 
+@pytest.mark.parametrize("name", ["old", *sessions.STARTS_ANEW])
+def test_a_stream_that_is_opened_tells_first_to_read_again(make_server: Callable[..., Any], name: str) -> None:
+    """What was on its way when the last stream broke is told by nobody else; whatever mark the session's id carries."""
+    server = make_server()
+    old = Old(server, server.token("back", "alice"), name)
+    old.request("resources/subscribe", uri="cotenant://queues/default")
+    with old.stream() as stream:
+        assert next(events(stream))["params"]["uri"] == "cotenant://queues/default"
+
+
 def test_a_session_of_before_a_restart_is_told_that_it_cannot_subscribe(make_server: Callable[..., Any]) -> None:
     server = make_server()
     old = Old(server, server.token("stale", "alice"))
@@ -178,9 +188,9 @@ def test_a_session_of_before_a_restart_is_told_that_it_cannot_subscribe(make_ser
 class Old:
     """A client of an older protocol, by hand: one session, and a stream when it likes."""
 
-    def __init__(self, server: Any, token: str) -> None:
+    def __init__(self, server: Any, token: str, name: str = "old") -> None:
         self.server, self.token, self.session = server, token, ""
-        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}}
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": name, "version": "1"}}
         self.request("initialize", **hello)
         self._post({"jsonrpc": "2.0", "method": "notifications/initialized"})
 

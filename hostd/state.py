@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 import uuid
 from typing import Any, Awaitable, Callable, Dict, List, Optional, Tuple
@@ -63,7 +64,7 @@ class StateError(Exception):
 def file_system_of(path: str, mountinfo: Optional[str] = None) -> str:
     """The type of the file system that holds `path`; `mountinfo` is the text of /proc/self/mountinfo."""
     if mountinfo is None:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             mountinfo = file.read()
     path = os.path.realpath(path)
     best, kind = "", "unknown"
@@ -71,7 +72,8 @@ def file_system_of(path: str, mountinfo: Optional[str] = None) -> str:
         left, _, right = line.partition(" - ")
         if not right:
             continue
-        point = left.split()[4].encode().decode("unicode_escape")
+        # proc(5): blank, tab, line break and backslash stand as three octal digits, all else as it is
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), left.split()[4])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):  # a later mount over the same point hides the earlier
             best, kind = point, right.split()[0]

@@ -14,7 +14,7 @@ from cotenant.server.model.events import EVENT_TYPES
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL
 from cotenant.server.services import DATABASE
 from cotenant.server.store.db import NETWORK_FILE_SYSTEMS as NETWORK
-from cotenant.server.store.db import file_system_of, migrations
+from cotenant.server.store.db import file_system_of, migrations, read_only_uri
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def examine(data_dir: Path) -> list[Finding]:
     if not path.exists():
         return [Finding("database", False, f"there is no {path}", "Start the server once, or give the right --data.")]
     found = [_file_system(data_dir)]
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as c:
+    with contextlib.closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None)) as c:
         c.row_factory = sqlite3.Row
         version = c.execute("PRAGMA user_version").fetchone()[0]
         newest = len(migrations())

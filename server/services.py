@@ -28,7 +28,7 @@ from cotenant.server.live import Live
 from cotenant.server.loop import Loop
 from cotenant.server.model.caller import LOOP, SCOPES
 from cotenant.server.store import callers, events, meta
-from cotenant.server.store.db import Database, DataLock, StoreRefused, Tx, refuse_network_file_system
+from cotenant.server.store.db import Database, DataLock, StoreRefused, Tx, read_only_uri, refuse_network_file_system
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _same_cluster(home: Path, folder: Path, cluster_id: str) -> bool:
     with contextlib.suppress(OSError, sqlite3.Error):
         if not (home / DATABASE).exists() or home.samefile(folder):
             return False
-        with contextlib.closing(sqlite3.connect(f"file:{home / DATABASE}?mode=ro", uri=True)) as other:
+        with contextlib.closing(sqlite3.connect(read_only_uri(home / DATABASE), uri=True)) as other:
             return meta.get(other, "cluster_id") == cluster_id
     return False
 

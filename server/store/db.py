@@ -109,7 +109,7 @@ class Database:
         self._decide: Callable[[sqlite3.Connection, set[tuple[str, str]]], None] | None = None
         self._undone: Callable[[], None] = lambda: None
         self._joining: list[_Waiting] | None = None  # what `_decide` adds to the group that is open
-        self._peeker = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+        self._peeker = sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None)
         self._peeker.row_factory = sqlite3.Row
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -132,7 +132,7 @@ class Database:
             await _in_thread(writer, migrate, path)
             # from here on BEGIN runs on the loop's thread, which must not wait
             await _in_thread(writer, lambda connection: connection.execute("PRAGMA busy_timeout=0"))
-            reader = await aiosqlite.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+            reader = await aiosqlite.connect(read_only_uri(path), uri=True, isolation_level=None)
         except BaseException:
             await writer.close()
             raise
@@ -422,6 +422,11 @@ def migrate(connection: sqlite3.Connection, path: Path) -> int:
     return len(steps)
 
 
+def read_only_uri(path: Path) -> str:
+    """How SQLite is told to open `path` for reading alone. A name may hold what means something in a URI, such as # or %."""
+    return f"{path.absolute().as_uri()}?mode=ro"
+
+
 def make_private(path: Path) -> None:
     """Make the file if it is missing, and let nobody but its user read it; the same for what SQLite keeps beside it.
 
@@ -448,7 +453,7 @@ def refuse_foreign(path: Path) -> None:
     """
     if not path.exists() or path.stat().st_size == 0:
         return
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)) as connection:
+    with contextlib.closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None)) as connection:
         _check_identity(connection, path, len(migrations()))
 
 

@@ -40,6 +40,7 @@ MOUNTS = """\
 31 30 0:31 / /home/me/fast rw - tmpfs tmpfs rw
 32 22 0:32 / /mnt/with\\040blank rw - cifs //server/share rw
 33 22 0:33 / /twice rw - ext4 /dev/vdb rw
+35 22 0:35 / /größe rw - nfs4 filer:/x rw
 34 33 0:34 / /twice rw - lustre x rw
 """
 
@@ -53,6 +54,7 @@ MOUNTS = """\
         ("/homestead", "ext4"),
         ("/mnt/with blank/x", "cifs"),
         ("/twice/x", "lustre"),
+        ("/größe/x", "nfs4"),
     ],
 )
 def test_the_file_system_of_a_path(path, kind):

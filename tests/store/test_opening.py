@@ -231,3 +231,18 @@ def test_a_data_directory_is_closed_and_a_shared_one_left_alone(tmp_path: Path, 
         (folder / name).touch()
     prepare_directory(folder)
     assert folder.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("name", ["with # and ?", "50%41", "größe", "a b"])
+async def test_a_data_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """SQLite is told by URI to read alone, in which some letters mean something else."""
+    path = tmp_path / name / DATABASE
+    path.parent.mkdir()
+    value = "SELECT value FROM counter WHERE name = 'fence'"
+    for _again in range(2):
+        db = await Database.open(path)
+        await db.write(lambda tx: tx.execute("INSERT OR REPLACE INTO counter (name, value) VALUES ('fence', 7)"))
+        assert db.peek(lambda c: c.execute(value).fetchone()[0]) == 7
+        assert (await db.read(lambda c: c.execute(value).fetchone()[0])) == 7
+        await db.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]

@@ -47,7 +47,10 @@ class Loop:
         self._wake_at_ms: int | None = None
         self._ticked_s = self._housekept_s = context.clock.monotonic_s()
         self._ticked_ms = context.now()
-        context.db.before_commit(self.decide_before_commit, context.keeper.distrust)
+        #: What a pass before a COMMIT found another reason for: (to turn the turnstile for, to publish), told after it.
+        self._held_back: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+        context.db.before_commit(self.decide_before_commit, self._undone)
+        context.db.on_commit(lambda changed, dirty: self._tell_held_back())
         self.passes = 0
         self.longest_pass_s = 0.0
 
@@ -140,13 +143,28 @@ class Loop:
         context.keeper.settled()
         self.passes += 1
         self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
-        if changed:
-            context.turnstile.turn(frozenset(map(_address, changed)))
         if changed or reworded:
             pools = {ask.pool for i in changed if (ask := context.keeper.waiting.get(i)) is not None}
-            context.changes.publish(
-                frozenset(map(_address, (*changed, *reworded))) | {f"cotenant://queues/{pool}" for pool in pools}
-            )
+            turned = frozenset(map(_address, changed))
+            told = frozenset(map(_address, (*changed, *reworded))) | {f"cotenant://queues/{pool}" for pool in pools}
+            if writer is None:
+                self._tell(turned, told)
+            else:
+                self._held_back = turned, told
+
+    def _tell(self, turned: frozenset[str], told: frozenset[str]) -> None:
+        self._context.turnstile.turn(turned)
+        self._context.changes.publish(told)
+
+    def _tell_held_back(self) -> None:
+        (turned, told), self._held_back = self._held_back, (frozenset(), frozenset())
+        if told:
+            self._tell(turned, told)
+
+    def _undone(self) -> None:
+        """The group that a pass saw was never committed."""
+        self._held_back = (frozenset(), frozenset())
+        self._context.keeper.distrust()
 
     def _start(self, decision: Start, now: int) -> None:
         context = self._context

@@ -52,6 +52,29 @@ async def test_an_end_and_the_start_that_follows_share_one_commit(bench: Bench) 
     bench.check()
 
 
+async def test_nobody_is_told_before_the_commit(bench: Bench) -> None:
+    """Whoever was told earlier would read what is not there yet, and hear of the rest a second later."""
+    a = await bench.caller("a", "alice")
+    for number in range(2):
+        await bench.submit(a, f"first {number}", gpus=1)
+    db, told, early = bench.control.context.db, set[str](), list[set[str]]()
+    unsubscribe = bench.control.changes.subscribe(told.update)
+    commit = db._writer.commit
+
+    async def committing() -> None:
+        early.append(set(told))
+        await commit()
+
+    db._writer.commit = committing  # type: ignore[method-assign]
+    try:
+        job = (await bench.control.jobs.submit(a, bench_spec())).job_id
+    finally:
+        db._writer.commit = commit  # type: ignore[method-assign]
+        unsubscribe()
+    assert early[0] == set() and {f"cotenant://jobs/{job}", "cotenant://queues/default"} <= told
+    assert (await bench.control.jobs.get(a, job)).blockers[0].code == "busy", "the pass saw it all the same"
+
+
 async def test_what_could_not_be_committed_is_not_believed(bench: Bench) -> None:
     """The pass saw the job and gave it a card; then the disk was full."""
     a = await bench.caller("a", "alice")

@@ -201,7 +201,8 @@ class Host:
         seen = {card.uuid: card for card in await self.looks.fresh(uuids)} if uuids else {}
         self.state.check_fence(tuple(slots), fence)
         self.starting.check_free(slots, lease_id)
-        if lease_id not in self.state.holds:
+        before = self.state.holds.get(lease_id)
+        if before is None:
             self.starting.check_cards(uuids, seen, lease_id)
         try:
             for uuid in uuids:
@@ -212,8 +213,11 @@ class Host:
             await self.state.raise_fence(tuple(slots), fence)
             self.state.save()
         except Refused:
-            self.state.holds.pop(lease_id, None)
-            self.locks.release(lease_id)
+            if before is None:
+                self.state.holds.pop(lease_id, None)
+                self.locks.release(lease_id)
+            else:
+                self.state.holds[lease_id] = before  # a repeat that failed ends nothing
             raise
         return self.judge.check(slots, seen.values(), ())
 

@@ -364,6 +364,21 @@ async def test_a_direct_lease_holds_its_card_over_a_restart(hostd):
     assert (await hostd.start("a1", ["true"], card, fence=6))["pid"]
 
 
+async def test_a_hold_that_cannot_be_repeated_still_stands(hostd):
+    card = hostd.cards[0]["uuid"]
+    await hostd.ask("hold", lease_id="L1", fence=5, slots=[{"uuid": card}])
+    unwritable = hostd.state / "state.json.new"
+    unwritable.mkdir()
+    with pytest.raises(Refused) as refused:
+        await hostd.ask("hold", lease_id="L1", fence=6, slots=[{"uuid": card}])
+    assert refused.value.code == "storage"
+    unwritable.rmdir()
+    with pytest.raises(Refused) as refused:
+        await hostd.start("a1", ["true"], card=card, fence=7)
+    assert refused.value.code == "occupied"
+    assert (await hostd.ask("unhold", lease_id="L1"))["clean"]
+
+
 async def test_a_lease_that_was_never_held_is_not_called_clean_unseen(hostd):
     card = hostd.cards[0]["uuid"]
     with pytest.raises(Refused) as refused:

@@ -103,8 +103,8 @@ async def test_the_working_directory(hostd, tmp_path):
 async def test_a_command_inherits_no_descriptor_and_no_ignored_signal(hostd):
     """A lock or socket that the command had would outlive its shim; an ignored signal would make it deaf."""
     begun = await hostd.start("a1", ["sleep", "100"])
-    assert sorted(os.listdir(f"/proc/{begun['pid']}/fd")) == ["0", "1", "2"]
     await until(lambda: Path(f"/proc/{begun['pid']}/comm").read_text() == "sleep\n")
+    assert sorted(os.listdir(f"/proc/{begun['pid']}/fd")) == ["0", "1", "2"]
     status = Path(f"/proc/{begun['pid']}/status").read_text().splitlines()
     for name in ("SigIgn", "SigBlk"):
         assert int(next(line for line in status if line.startswith(name)).split()[1], 16) & 0x7FFFFFFF == 0, name

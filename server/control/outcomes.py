@@ -214,7 +214,7 @@ def settle(
             by = "evicted" if stop == "evict" else "cancelled"
             said = f"{by}: {message}"
             if message == f"stopped: {stop}":  # nothing but the stop itself
-                said = "evicted" if stop == "evict" else "stopped as asked"
+                said = "evicted" if stop == "evict" else "cancelled as asked"
             _finish(
                 tx,
                 job,

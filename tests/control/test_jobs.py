@@ -304,7 +304,7 @@ async def test_cancelling_asks_twice_and_the_token_is_bound(bench: Bench) -> Non
     assert done.status == "stopping"
     await bench.settle()
     row = bench.job(job)
-    assert (row["state"], row["stop_confirmed"], row["message"]) == ("cancelled", "twice", "stopped as asked")
+    assert (row["state"], row["stop_confirmed"], row["message"]) == ("cancelled", "twice", "cancelled as asked")
     (event,) = bench.events("job.stopping")
     assert (json.loads(event["args"])["confirmed"], event["reason"], event["caller"]) == ("twice", "slip", "a")
     assert (await cancel(a, job, confirm_token=token)).status == "already_final"

@@ -10,9 +10,11 @@ import tempfile
 
 import pytest
 
-# A shell that starts the suite in the background hands SIGINT on as ignored, and every program under test would inherit
-# that: the tests that interrupt one would wait for ever.
+# A shell that starts the suite in the background hands SIGINT on as ignored, nohup does so with SIGHUP, and every program
+# under test would inherit that: the tests that send one would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Two suites on one machine, or what an earlier one left, must not look like each other's lost processes.
 if "COTENANT_LOCK_DIR" not in os.environ:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -55,6 +56,20 @@ def table(title: str, results: Results, reference: str) -> str:
             )
         lines.append("")
     return "\n".join(lines)
+
+
+def spawn_two_at_a_time(program: str, n: int) -> None:
+    """The floor of every launcher: `n` bare processes of `program`, two living at most; returns when all have ended."""
+    living = 0
+    for _ in range(n):
+        os.posix_spawn(program, [program], os.environ)
+        living += 1
+        if living == 2:
+            os.wait()
+            living -= 1
+    while living:
+        os.wait()
+        living -= 1
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import Result, percentile, rotate, save, table
+from harness import Result, percentile, rotate, save, spawn_two_at_a_time, table
 
 HERE = Path(__file__).resolve().parent
 TRUE = shutil.which("true") or "/bin/true"
@@ -205,16 +205,8 @@ def latency(code: Path, n: int, stamp: str) -> Result:
 
 
 def floor_total(n: int) -> Result:
-    before, began, living = os.times(), time.monotonic(), 0
-    for _ in range(n):
-        os.posix_spawn(TRUE, [TRUE], os.environ)
-        living += 1
-        if living == 2:
-            os.wait()
-            living -= 1
-    while living:
-        os.wait()
-        living -= 1
+    before, began = os.times(), time.monotonic()
+    spawn_two_at_a_time(TRUE, n)
     after = os.times()
     return {
         "wall ms": (time.monotonic() - began) / n * 1000,

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from harness import Result, percentile, rotate, save, table
+from harness import Result, percentile, rotate, save, spawn_two_at_a_time, table
 
 from cotenant.ui.cli.client import Client
 from cotenant.ui.cli.place import Place
@@ -92,16 +92,8 @@ def task_spooler() -> Iterator[Callable[..., str]]:
 
 
 def total_spawn(n: int) -> Result:
-    began, living = time.monotonic(), 0
-    for _ in range(n):
-        os.posix_spawn(TRUE, [TRUE], os.environ)
-        living += 1
-        if living == 2:
-            os.wait()
-            living -= 1
-    while living:
-        os.wait()
-        living -= 1
+    began = time.monotonic()
+    spawn_two_at_a_time(TRUE, n)
     return {"total s": time.monotonic() - began}
 
 

@@ -34,6 +34,7 @@ class Slot:
     state: SlotState = "free"
     lease_id: str | None = None  # who holds it or is being cleaned off it
     reason: str = ""
+    mig: bool = False  # one instance of a card that is divided by the driver; a program can use only one of them
 
     @property
     def key(self) -> SlotKey:
@@ -58,6 +59,20 @@ class HostView:
     driver: str = ""
     cuda: int = 0  # driver's CUDA version x 1000, as NVML gives it; 0 when unknown
     labels: tuple[tuple[str, str], ...] = ()
+    max_jobs: int = 0  # leases at once on this host, with cards or without; 0 = as many as fit
+    links: tuple[tuple[str, str, int], ...] = ()  # (uuid, uuid, NVLinks between the two cards)
+
+
+@dataclass(frozen=True)
+class Window:
+    """When a pool may start something: from `begin_min` to `end_min` (minutes of the day) on these days.
+
+    Monday is 0. An end at or before its begin is on the next day.
+    """
+
+    days: tuple[int, ...]
+    begin_min: int
+    end_min: int
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,24 @@ class PoolRules:
     agent_jobs: int | None = None
     starve_h: int = 24
     set_by: str = "configuration"
+    jobs: int | None = None  # jobs and direct leases at once, everybody together
+    gpu_hours: int | None = None  # in a rolling 24 h, everybody together
+    owner_gpu_hours: int | None = None  # per owner in this pool
+    agent_gpu_hours: int | None = None  # per agent in this pool
+    windows: tuple[Window, ...] = ()  # when something may start; none = always
+    timezone: str = "UTC"  # of the windows, an IANA name
+    preempt: Literal["off", "within", "from"] = "off"  # whose work a higher priority here may stop
+    preempt_from: tuple[str, ...] = ()  # the other pools, for "from"; this one is then among the victims too
+    grace_s: int = 120  # from the notice to TERM, for a save
+    idle_s: int = 0  # without progress for so long: a notice; 0 = never
+    idle_grace_s: int = 600  # from the notice to taking back
+    idle_jobs: bool = False  # take back idle jobs too, not only direct leases
+    half_life_h: int = 168  # of past use, for fairshare
+    set_by_key: tuple[tuple[str, str], ...] = ()  # (key, who set it) where that is another than `set_by`
+
+    def who_set(self, key: str) -> str:
+        """Who set the rule `key`, a field of this class."""
+        return next((who for name, who in self.set_by_key if name == key), self.set_by)
 
 
 @dataclass(frozen=True)
@@ -91,6 +124,55 @@ class OwnerRules:
     jobs: int | None = None
     gpu_hours: int | None = None  # in a rolling 24 h
     set_by: str = "configuration"
+    no_preempt_until_ms: int = 0  # wasted preemptions took the right to ask for more until then
+
+
+@dataclass(frozen=True)
+class AgentRules:
+    """Caps of one caller over all pools. None = none."""
+
+    agent: str
+    cap: int | None = None
+    jobs: int | None = None
+    gpu_hours: int | None = None  # in a rolling 24 h
+    set_by: str = "configuration"
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Cards of a pool that a person booked for an owner from `begin_ms` to `end_ms`."""
+
+    id: str
+    pool: str
+    owner: str
+    cards: int
+    begin_ms: int
+    end_ms: int
+    set_by: str = ""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Card-milliseconds that one caller has used in one pool. What runs counts up to the time of the world."""
+
+    owner: str
+    agent: str
+    pool: str
+    day_ms: int  # in the last 24 h
+    decayed_ms: int = 0  # all there is, halved for every half-life of the pool
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """A preemption under way: from the notice on its slots are kept for `ask_id`."""
+
+    id: str
+    pool: str
+    ask_id: str
+    victims: tuple[str, ...]  # lease ids
+    slots: tuple[SlotKey, ...]
+    noticed_ms: int
+    stopping: bool = False  # TERM was sent: too late to withdraw
 
 
 @dataclass(frozen=True)
@@ -113,6 +195,7 @@ class Needs:
     avoid_hosts: tuple[str, ...] = ()
     avoid_cards: tuple[str, ...] = ()
     prefer_hosts: tuple[str, ...] = ()
+    prefer_labels: tuple[tuple[str, str], ...] = ()  # in order, after the hosts
     labels: tuple[tuple[str, str], ...] = ()
 
 
@@ -136,6 +219,11 @@ class Ask:
     own_cap: int = 0  # cards at once that the caller's token allows it over all pools; 0 = not limited by the token
     after: tuple[str, ...] = ()  # job ids that it still waits for
     not_before_why: Literal["backing_off", "start_window"] = "backing_off"
+    not_after_ms: int | None = None  # given up when it has not started by then
+    default_hours: bool = False  # hours_ms is the pool's default: nobody said how long it takes
+    count: int = 1  # equal elements of an array that wait as one; each gets its own Start
+    array: str = ""  # the array that it is an element of, or that it is
+    array_room: int | None = None  # elements of that array that may still start beside those that run; None = any
 
 
 @dataclass(frozen=True)
@@ -163,6 +251,16 @@ class Holding:
     disk_mib: int = 0
     stop_s: int = 10  # the stop ladder, for known ends
     exclusive: bool = False  # nobody else gets anything on its hosts
+    array: str = ""
+    preemptible: bool = False
+    resumable: bool = False
+    checkpoint_ms: int | None = None  # when the newest complete checkpoint was written
+    writing_ms: int | None = None  # when something was last seen written to its checkpoint directory
+    immune_until_ms: int = 0  # preempted too often lately
+    stopping: bool = False  # a stop is under way
+    suspended: bool = False
+    progress_ms: int | None = None  # last sign of work; None = not observed
+    idle_notice_ms: int | None = None  # when its holder was told that it is idle
 
 
 @dataclass(frozen=True)
@@ -177,6 +275,10 @@ class World:
     cleaning: tuple[Holding, ...] = ()  # ended leases whose slots are still cleaning: they count for their holder
     asks: tuple[Ask, ...] = ()
     gpu_ms_24h: tuple[tuple[str, int], ...] = ()  # per owner, card-milliseconds used in the last 24 h
+    agents: tuple[AgentRules, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
+    spent: tuple[Spent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -185,6 +287,7 @@ class Policy:
 
     pickup_s: int = 600
     cleaning_s: int = 30  # allowance in known ends
+    backfill: bool = True
 
 
 # ---- blockers ---------------------------------------------------------------------------------
@@ -246,7 +349,7 @@ class Blocker:
 
 @dataclass(frozen=True)
 class Start:
-    """Give these slots to this ask."""
+    """Give these slots to this ask; of an array to its next element that waits, one Start for each."""
 
     ask_id: str
     kind: Literal["job", "claim"]
@@ -287,6 +390,31 @@ class Preempt:
 
 
 @dataclass(frozen=True)
+class Withdraw:
+    """Give a preemption up before TERM: its asker is gone, or fits without it."""
+
+    preemption_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """End this waiting ask: its start window closed before it could start."""
+
+    ask_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Tell the holder of this lease that it is idle, who waits for it and what it costs."""
+
+    lease_id: str
+    idle_s: int
+    waiting: tuple[str, ...]  # ids of the asks that its slots would start
+
+
+@dataclass(frozen=True)
 class Reclaim:
     """Take back an idle lease after a notice."""
 
@@ -309,7 +437,18 @@ class Release:
     host: str
 
 
-Decision: TypeAlias = Start | Wait | Expire | Drain | Preempt | Reclaim | Provision | Release
+Decision: TypeAlias = (
+    Start | Wait | Expire | Drain | Preempt | Withdraw | GiveUp | Notice | Reclaim | Provision | Release
+)
+
+
+@dataclass(frozen=True)
+class Booking:
+    """What backfill keeps for the first ask of a pool that does not fit: these slots, from `at_ms` on."""
+
+    ask_id: str
+    at_ms: int
+    slots: tuple[SlotKey, ...]
 
 
 @dataclass(frozen=True)
@@ -319,3 +458,4 @@ class Decided:
     decisions: tuple[Decision, ...] = ()
     wake_at_ms: int | None = None
     blockers: dict[str, tuple[Blocker, ...]] = field(default_factory=dict)  # ask id -> why it waits
+    bookings: tuple[Booking, ...] = ()

@@ -32,6 +32,7 @@ def launch_environment(spec: StartSpec, cards: Mapping[str, Sighting], home: Map
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(visible),
         "COTENANT_GPU_UUIDS": ",".join(uuids),
+        "COTENANT_GPUS": str(len(uuids)),  # of a job that asked for {min,max}: how many it got
         "COTENANT_LEASE": spec.lease_id,
         "COTENANT_FENCE": str(spec.fence),
         "COTENANT_JOB": spec.job_id,

@@ -101,6 +101,10 @@ KEYS: dict[str, dict[str, Key]] = {
         ),
         "residents": Key("strings", "programs that may always be on the cards, such as Xorg", ()),
         "cuda_visible_by": Key("choice", "how CUDA_VISIBLE_DEVICES names cards", "index", choices=("index", "uuid")),
+        "labels": Key(
+            "strings_by_name", 'what jobs may ask for with host_labels or prefer, such as {disk = "nvme"}', {}
+        ),
+        "max_jobs": Key("int", "jobs and direct leases at once on this host; 0: as many as fit", 0, high=4096),
         "simulate_gpus": Key("int", "simulated cards instead of real ones, for trying out", 0, high=64),
     },
 }
@@ -118,6 +122,8 @@ class HostSettings:
     simulate_gpus: int = 0
     cuda_visible_by: Literal["index", "uuid"] = "index"
     pools_by_gpu: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    max_jobs: int = 0
 
 
 @dataclass(frozen=True)

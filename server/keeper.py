@@ -50,6 +50,7 @@ class Keeper:
         self._cards: dict[str, int] = {}  # pool -> units of its cards
         self._host_rows: list[sqlite3.Row] = []
         self._hosts: tuple[HostView, ...] = ()
+        self.hosts: dict[str, HostView] = {}  # by name
         self._gpu_ms: tuple[tuple[str, int], ...] = ()
         self._count_hours = any(o.gpu_hours is not None for o in settings.owners.values())
         # without any of these rules nothing ever drains, and nobody has to look
@@ -272,6 +273,7 @@ class Keeper:
         for row in self._host_rows:
             live = self._live.hosts.get(row["name"])
             facts = live.facts if live else None
+            settings = self._settings.hosts.get(row["name"])
             views.append(
                 HostView(
                     name=row["name"],
@@ -282,9 +284,13 @@ class Keeper:
                     memory_mib=facts.memory_mib * 9 // 10 if facts else 0,
                     disk_mib=facts.disk_free_mib * 9 // 10 if facts else 0,
                     driver=(facts.driver if facts else None) or "",
+                    cuda=worlds.cuda_number((facts.cuda if facts else None) or ""),
+                    labels=tuple(sorted(settings.labels.items())) if settings else (),
+                    max_jobs=settings.max_jobs if settings else 0,
                 )
             )
         self._hosts = tuple(views)
+        self.hosts = {view.name: view for view in views}
 
     def assume(self, ask_id: str | None, holding: Holding) -> None:
         """Count a grant that is being written as made, so that the next decision does not give it again."""

@@ -181,8 +181,7 @@ class Loop:
             ask.id,
             grants.holding_of(
                 lease_id, decision.kind, decision.slots, values,
-                job_id=ask.id if decision.kind == "job" else None, cpus=ask.needs.cpus, memory_mib=ask.needs.memory_mib,
-                disk_mib=ask.needs.disk_mib,
+                job_id=ask.id if decision.kind == "job" else None, needs=ask.needs,
             ),
         )  # fmt: skip
         if decision.kind == "job":

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sqlite3
 
 from cotenant.hostd.protocol import AttemptReport
+from cotenant.server.control import grants
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import end_lease
 from cotenant.server.model.caller import LOOP
+from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LeaseState
 from cotenant.server.store import events, jobs, leases, meta
 from cotenant.server.store.db import Tx, dumps
+from cotenant.server.store.worlds import needs_of
 
 
 def is_news(tx: Tx, report: AttemptReport) -> bool:
@@ -66,6 +69,7 @@ def adopt(tx: Tx, context: Context, host: str, report: AttemptReport, now: int) 
                 "pool": job["pool"], "priority": job["priority"], "needs": "{}", "gpus": cards, "units": sum(h.units for h in held),
                 "fence": report.fence, "job_id": job["id"], "host": host, "hours_ms": job["hours_ms"],
                 "hours_from": job["hours_from"], "queued_at_ms": now, "granted_at_ms": now, "hard_end_at_ms": now + job["hours_ms"],
+                **grants.booked(needs_of(parse_kept(job["spec"]))),
             },
             held,
         )  # fmt: skip

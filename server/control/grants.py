@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from cotenant.server.config import Settings
-from cotenant.server.deciding.world import UNITS_PER_CARD, Holding, Slot, SlotKey
+from cotenant.server.deciding.world import UNITS_PER_CARD, Holding, HostView, Needs, Slot, SlotKey
 from cotenant.server.errors import Conflict
 from cotenant.server.store.db import Tx
 from cotenant.server.store.leases import HeldSlot
@@ -93,9 +94,55 @@ def _cards_of(tx: Tx, pool: str) -> int:
     return 0 if row is None else int(row[0])
 
 
+def booked(needs: Needs) -> dict[str, int]:
+    """The columns of a lease that say what it books on each of its hosts."""
+    return {
+        "cpus": needs.cpus,
+        "memory_mib": needs.memory_mib,
+        "disk_mib": needs.disk_mib,
+        "exclusive": int(needs.exclusive_host),
+    }
+
+
+def recheck_hosts(
+    tx: Tx, views: Mapping[str, HostView], slots: list[Slot], needs: Needs, own_lease: str = ""
+) -> dict[str, int]:
+    """What is booked on the hosts of these slots once more, from the rows themselves; returns the numbers for the event.
+
+    `views` says what each host has in all. Slots that are still being cleaned count, as everywhere.
+
+    Raises:
+        GrantLost: a host's processors, memory, disk or places are booked by others, or one has it to himself.
+    """
+    for host in sorted({slot.host for slot in slots}):
+        view = views.get(host)
+        if view is None:
+            raise GrantLost(f"host {host} is not known")
+        rows = tx.all(
+            # "<> 'freed'" is the condition of the partial index over (host, uuid, share)
+            "SELECT cpus, memory_mib, disk_mib, exclusive FROM lease WHERE id <> ? AND id IN"
+            " (SELECT lease_id FROM lease_slot WHERE host = ? AND use <> 'freed' AND use IN ('held', 'cleaning'))",
+            (own_lease, host),
+        )
+        wants = (
+            ("cpus", needs.cpus, view.cpus),
+            ("memory_mib", needs.memory_mib, view.memory_mib),
+            ("disk_mib", needs.disk_mib, view.disk_mib),
+        )
+        for name, wanted, total in wants:
+            used = sum(row[name] for row in rows)
+            if wanted and used + wanted > total:
+                raise GrantLost(f"{used} of {total} {name} of host {host} are booked, {wanted} more wanted")
+        if view.max_jobs and len(rows) >= view.max_jobs:
+            raise GrantLost(f"host {host} has {len(rows)} of {view.max_jobs} leases at once")
+        if rows and (needs.exclusive_host or any(row["exclusive"] for row in rows)):
+            raise GrantLost(f"host {host} is wanted for one lease alone, and has others")
+    return {key: value for key, value in booked(needs).items() if value}
+
+
 def holding_of(
     lease_id: str, kind: str, slots: tuple[SlotKey, ...], values: dict[str, Any], *, job_id: str | None = None, stop_s: int = 10,
-    cpus: int = 0, memory_mib: int = 0, disk_mib: int = 0,
+    needs: Needs | None = None,
 ) -> Holding:  # fmt: skip
     """What the keeper assumes until the row is read back."""
     return Holding(
@@ -112,9 +159,10 @@ def holding_of(
         job_id=job_id,
         priority=values["priority"],
         stop_s=stop_s,
-        cpus=cpus,
-        memory_mib=memory_mib,
-        disk_mib=disk_mib,
+        cpus=needs.cpus if needs else 0,
+        memory_mib=needs.memory_mib if needs else 0,
+        disk_mib=needs.disk_mib if needs else 0,
+        exclusive=needs.exclusive_host if needs else False,
     )
 
 

@@ -15,7 +15,7 @@ from cotenant.server.control import grants, handover
 from cotenant.server.control.context import Context, check_request_id, refusal_of, said
 from cotenant.server.control.holds import Holds, end_lease
 from cotenant.server.deciding.blockers import could_ever, outlook, room_now
-from cotenant.server.deciding.world import Ask, Blocker, Needs, World
+from cotenant.server.deciding.world import Ask, Blocker, Needs, Slot, World
 from cotenant.server.errors import (
     BadRequest,
     Busy,
@@ -144,11 +144,13 @@ class Leases:
                 "units": sum(s.units for s in slots),
                 "gpus": grants.cards(slots),
                 "host": slots[0].host,
+                **grants.booked(needs),
             }
-            context.keeper.assume(None, grants.holding_of(lease_id, "direct", keys, row))
-            held = grants.held_slots(slots)
+            context.keeper.assume(None, grants.holding_of(lease_id, "direct", keys, row, needs=needs))
             try:
-                known = await context.db.write(partial(self._write_grant, caller, row, held, request_id, digest))
+                known = await context.db.write(
+                    partial(self._write_grant, caller, row, slots, needs, request_id, digest)
+                )
                 if known is None:
                     refused = await self._holds.take(lease_id)
             except (sqlite3.IntegrityError, grants.GrantLost):
@@ -204,7 +206,8 @@ class Leases:
         self,
         caller: Caller,
         row: dict[str, Any],
-        held: tuple[leases.HeldSlot, ...],
+        slots: list[Slot],
+        needs: Needs,
         request_id: str | None,
         digest: str,
         tx: Tx,
@@ -220,6 +223,8 @@ class Leases:
             human=caller.human,
             units=row["units"],
         )
+        numbers |= grants.recheck_hosts(tx, self._context.keeper.hosts, slots, needs)
+        held = grants.held_slots(slots)
         fence = meta.next_of(tx, "fence")
         leases.insert(tx, {**row, "fence": fence}, held)
         requests.keep(tx, caller.name, request_id, "acquire_lease", digest, row["id"], row["granted_at_ms"])

@@ -22,6 +22,7 @@ from cotenant.server.model.states import JobState, LeaseState
 from cotenant.server.model.text import clean
 from cotenant.server.store import events, jobs, leases, meta
 from cotenant.server.store.db import Tx
+from cotenant.server.store.worlds import needs_from_json, needs_of
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], n
             human=bool(row["human"]),
             units=units,
         )
+        needs = needs_of(parse_kept(row["spec"]))
+        numbers |= grants.recheck_hosts(tx, context.keeper.hosts, slots, needs)
         fence = meta.next_of(tx, "fence")
         epoch = row["epoch"] + 1
         leases.insert(
@@ -64,6 +67,7 @@ def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], n
                 "pool": row["pool"], "priority": row["priority"], "needs": "{}", "gpus": grants.cards(slots), "units": units,
                 "fence": fence, "job_id": job_id, "host": host, "hours_ms": row["hours_ms"], "hours_from": row["hours_from"],
                 "queued_at_ms": row["queued_at_ms"], "granted_at_ms": now, "hard_end_at_ms": now + row["hours_ms"],
+                **grants.booked(needs),
             },
             held,
         )  # fmt: skip
@@ -238,11 +242,14 @@ async def grant_claim(context: Context, lease_id: str, slots: list[Slot], now: i
             tx, context.settings, pool=row["pool"], owner=row["owner"], caller=row["caller"], human=bool(row["human"]), units=units,
             own_lease=lease_id,
         )  # fmt: skip
+        needs = needs_from_json(row["needs"])
+        numbers |= grants.recheck_hosts(tx, context.keeper.hosts, slots, needs, own_lease=lease_id)
         fence = meta.next_of(tx, "fence")
         pickup = now + context.settings.pickup_s * 1000
         values = {
             "granted_at_ms": now, "hard_end_at_ms": now + row["hours_ms"], "pickup_by_ms": pickup, "expires_at_ms": None,
             "fence": fence, "units": units, "gpus": grants.cards(slots), "host": slots[0].host,
+            **grants.booked(needs),
         }  # fmt: skip
         leases.grant(tx, lease_id, held, values, now)
         events.append(

@@ -101,11 +101,12 @@ class JobSpec(_Strict):
     memory_mib: int = Field(default=0, ge=0, le=2**31, description="host memory booked, MiB; 0 = none")
     disk_mib: int = Field(default=0, ge=0, le=2**31, description="disk booked on the host, MiB; 0 = none")
     nodes: int = Field(default=1, ge=1, le=64)
-    exclusive_host: bool = False
+    exclusive_host: bool = Field(default=False, description="nobody else on its hosts while it runs")
+    host_labels: dict[str, str] = Field(default_factory=dict, description="labels its hosts must have: KEY to VALUE")
     hours: float | None = Field(
         default=None, gt=0, le=24 * 31, description="time limit; default: the pool's default_hours"
     )
-    prefer: tuple[str, ...] = Field(default=(), description="hosts in order of preference")
+    prefer: tuple[str, ...] = Field(default=(), description="hosts, or labels of hosts as KEY=VALUE, in order")
     pool: str | None = Field(default=None, max_length=64, description="default: the server's default pool")
     priority: Literal["critical", "high", "normal", "batch"] = "normal"
     max_attempts: int = Field(default=1, ge=1, le=20, description="tries in all")
@@ -175,8 +176,6 @@ class JobSpec(_Strict):
             )
         if self.on_host_loss != "wait":
             raise ValueError("on_host_loss: failover is not possible yet: leave it out, the job waits for its host.")
-        if self.exclusive_host:
-            raise ValueError("exclusive_host: not possible yet: ask for all the cards of a host with gpus.")
         return self
 
     @property
@@ -197,6 +196,15 @@ class JobSpec(_Strict):
             if isinstance(self.command, str)
             else text.clean(self.command[0].rsplit("/", 1)[-1], 60) or "command"
         )
+
+    @property
+    def prefer_hosts(self) -> tuple[str, ...]:
+        return tuple(name for name in self.prefer if "=" not in name)
+
+    @property
+    def prefer_labels(self) -> tuple[tuple[str, str], ...]:
+        pairs = (name.partition("=") for name in self.prefer if "=" in name)
+        return tuple((key, value) for key, _, value in pairs)
 
     @property
     def gpus_min(self) -> int:
@@ -228,7 +236,7 @@ class JobSpec(_Strict):
                 return f"env.{key}", "a secret by its name"
             if (what := text.find_secret(value)) is not None:
                 return f"env.{key}", what
-        for where, mapping in (("labels", self.labels), ("config", self.config)):
+        for where, mapping in (("labels", self.labels), ("host_labels", self.host_labels), ("config", self.config)):
             for path, value in _leaves(mapping, where):
                 if text.password_name(path.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
                     return path, "a secret by its name"

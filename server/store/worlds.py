@@ -40,14 +40,18 @@ def _needs_of(spec: JobSpec, avoid: tuple[str, ...]) -> Needs:
         gpu_memory_mib=spec.gpu_memory_mib,
         models=(spec.gpu_model,) if spec.gpu_model else (),
         capability=_tenths(spec.compute_capability),
-        cuda=_cuda(spec.cuda),
+        cuda=cuda_number(spec.cuda),
         driver=spec.driver,
         cpus=spec.cpus,
         memory_mib=spec.memory_mib,
         disk_mib=spec.disk_mib,
+        nodes=spec.nodes,
+        exclusive_host=spec.exclusive_host,
         avoid_hosts=tuple(a for a in avoid if a not in cards),
         avoid_cards=cards,
-        prefer_hosts=spec.prefer,
+        prefer_hosts=spec.prefer_hosts,
+        prefer_labels=spec.prefer_labels,
+        labels=tuple(sorted(spec.host_labels.items())),
     )
 
 
@@ -56,7 +60,7 @@ def _tenths(version: str) -> int:
     return int(major) * 10 + int(minor or 0) if version else 0
 
 
-def _cuda(version: str) -> int:
+def cuda_number(version: str) -> int:
     """12.4 as NVML counts it: 12040."""
     major, _, minor = version.partition(".")
     return int(major) * 1000 + int(minor or 0) * 10 if version else 0
@@ -139,12 +143,7 @@ def holdings(
         slots = of_use.get((row["id"], "held" if alive else "cleaning"), [])
         if not (alive or slots):
             continue
-        cpus = memory = disk = 0
-        stop_s = 10
-        if row["job_spec"] is not None:
-            spec = json.loads(row["job_spec"])
-            cpus, memory, disk = spec.get("cpus", 0), spec.get("memory_mib", 0), spec.get("disk_mib", 0)
-            stop_s = spec.get("stop_grace_s", 10)
+        stop_s = 10 if row["job_spec"] is None else json.loads(row["job_spec"]).get("stop_grace_s", 10)
         holding = Holding(
             id=row["id"],
             kind=row["kind"],
@@ -163,9 +162,10 @@ def holdings(
             priority=row["priority"] if row["job_priority"] is None else row["job_priority"],
             lost=row["job_state"] == "lost",
             draining=bool(row["draining"]),
-            cpus=cpus,
-            memory_mib=memory,
-            disk_mib=disk,
+            cpus=row["cpus"],
+            memory_mib=row["memory_mib"],
+            disk_mib=row["disk_mib"],
+            exclusive=bool(row["exclusive"]),
             stop_s=stop_s,
         )
         (living if alive else ended)[row["id"]] = holding

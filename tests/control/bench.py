@@ -45,7 +45,13 @@ class Bench:
     """`async with Bench(folder) as bench`; `restart` closes the server and opens another over the same directory."""
 
     def __init__(
-        self, folder: Path, *machines: Machine, toml: str = "", seed: int = 1, clock: FakeClock | None = None
+        self,
+        folder: Path,
+        *machines: Machine,
+        toml: str = "",
+        seed: int = 1,
+        clock: FakeClock | None = None,
+        hosts: dict[str, HostSettings] | None = None,
     ) -> None:
         self.folder = folder
         self.clock = clock or FakeClock()
@@ -57,7 +63,7 @@ class Bench:
         settings = config.parse(toml, data_dir=folder)
         local = settings.hosts["local"]
         extra = {m.name: replace(local, name=m.name) for m in self.machines}
-        self.settings = replace(settings, hosts={**extra, "local": HostSettings(**local.__dict__)})
+        self.settings = replace(settings, hosts={**extra, "local": HostSettings(**local.__dict__), **(hosts or {})})
         self.mistakes = _Mistakes()
         self.control: Control
         self.loop: Loop

@@ -88,6 +88,8 @@ class Machine:
     """One machine: its cards, its processes, and hostd's state directory."""
 
     name: str = "local"
+    driver: str | None = None
+    cuda: str | None = None
     cards: int = 2
     nvml: str = "simulated"
     boot: int = 1
@@ -188,7 +190,7 @@ class Machine:
         return CardState(index, uuid, "Simulated GPU", 81920, 0, 0, state=state, reason=reason or None, simulated=True)
 
     def facts(self) -> HostFacts:
-        return HostFacts(self.name, 16, 65536, 60000, 100_000, 0.5, nvml=self.nvml)
+        return HostFacts(self.name, 16, 65536, 60000, 100_000, 0.5, nvml=self.nvml, driver=self.driver, cuda=self.cuda)
 
     # ---- hostd's rules
 

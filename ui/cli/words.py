@@ -103,7 +103,7 @@ ARGUMENTS: dict[str, str] = {
 #: Fields of a job that only a file of `cotenant submit --spec` can set.
 SPEC = frozenset({
     "after", "array", "backend_options", "cleanup", "code", "compute_capability", "cuda", "data", "disk_mib", "driver", "environment",
-    "exclusive_host", "health_check", "image", "max_suspend_h", "nodes", "on_host_loss", "outputs", "runner", "start_window", "watch",
+    "exclusive_host", "health_check", "host_labels", "image", "max_suspend_h", "nodes", "on_host_loss", "outputs", "runner", "start_window", "watch",
 })  # fmt: skip
 
 #: Whole phrases, looked for before single names: they read wrongly word by word.

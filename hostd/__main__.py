@@ -1,6 +1,7 @@
 """Start hostd: read the arguments, put the parts together, serve until told to end.
 
-    cotenant-hostd --state DIR --socket PATH [--simulate-gpus N] [--residents NAME,NAME] [--lock-dir DIR]
+    cotenant-hostd --state DIR --socket PATH [--simulate-gpus N | --cards LIST | --without-cards LIST]
+        [--residents NAME,NAME] [--lock-dir DIR]
 
 Prints `ready PATH` on its own line once it listens. SIGTERM and SIGINT end it with status 0; attempts run on under
 their shims, and the next hostd on the same directory adopts them. Exit status 2: the arguments or directories cannot
@@ -14,7 +15,7 @@ import gc
 import os
 import signal
 import sys
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 # asyncio brings ssl along where it can, for 3 MiB that hostd never uses: it speaks on a unix socket alone.
 if "asyncio" not in sys.modules:
@@ -23,11 +24,12 @@ if "asyncio" not in sys.modules:
 import asyncio
 
 from cotenant.hostd.attempts import Attempts
-from cotenant.hostd.cards import Cards
+from cotenant.hostd.cards import Cards, NoCards, SomeCards
 from cotenant.hostd.daemon import Daemon
 from cotenant.hostd.host import Host, claims_of
 from cotenant.hostd.locks import CardLocks, default_lock_directory, open_lock_directory
 from cotenant.hostd.outbox import Outbox
+from cotenant.hostd.protocol import shown_cards
 from cotenant.hostd.simulated import SimulatedCards
 from cotenant.hostd.state import State, StateError
 
@@ -66,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--simulate-gpus", type=int, default=0, metavar="N", help="show N simulated cards and no real ones"
     )
+    which = "uuids or indices, with commas"
+    parser.add_argument("--cards", default=None, metavar="LIST", help=f"show these cards alone: {which}; empty: none")
+    parser.add_argument("--without-cards", default="", metavar="LIST", help=f"do not show these cards: {which}")
     parser.add_argument("--residents", default="", metavar="NAME,NAME", help="programs that may be on a card always")
     parser.add_argument(
         "--lock-dir", default=None, metavar="DIR", help="where card locks of all users of this machine lie"
@@ -79,11 +84,13 @@ async def _run(options: argparse.Namespace) -> int:
     state.open()
     outbox = Outbox(state.starts)
     attempts = Attempts(state.directory, state.boot_id)
-    cards = _cards(options.simulate_gpus, state, attempts)
+    only = None if options.cards is None else _names(options.cards)
+    but = _names(options.without_cards)
+    cards = _cards(options.simulate_gpus, only, but, state, attempts)
     await cards.look()
-    residents = tuple(name.strip() for name in options.residents.split(",") if name.strip())
+    residents = _names(options.residents)
     locks = CardLocks(lock_directory, f"{os.geteuid()} {state.directory}")
-    host = Host(state, cards, attempts, locks, residents, outbox.add)
+    host = Host(state, cards, attempts, locks, residents, outbox.add, shown_cards(options.simulate_gpus, only, but))
     daemon = Daemon(options.socket, outbox)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, daemon.ended.set)
@@ -106,12 +113,21 @@ async def _run(options: argparse.Namespace) -> int:
     return AGAIN if again else 0
 
 
-def _cards(simulated: int, state: State, attempts: Attempts) -> Cards:
+def _names(text: str) -> Tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _cards(
+    simulated: int, only: Optional[Tuple[str, ...]], but: Tuple[str, ...], state: State, attempts: Attempts
+) -> Cards:
     if simulated > 0:
         return SimulatedCards(simulated, state.state_id, lambda: claims_of(attempts))
+    if only == ():
+        return NoCards("no_library", "the configuration gives this host no cards")
     from cotenant.hostd.nvml import open_nvml
 
-    return open_nvml()
+    cards = open_nvml()
+    return cards if only is None and not but else SomeCards(cards, only, but)
 
 
 if __name__ == "__main__":

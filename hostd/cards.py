@@ -107,6 +107,42 @@ class NoCards:
         pass
 
 
+class SomeCards:
+    """Those cards of a machine that one host entry has: a machine may serve several, a card belongs to one of them.
+
+    `only` names them (None: all), `but` those that others have; each by uuid, or by index in the driver's order. An
+    instance of a divided card goes by its own uuid, its card's uuid or index.
+    """
+
+    def __init__(self, cards: Cards, only: Optional[Collection[str]], but: Collection[str]) -> None:
+        self._cards = cards
+        self._only = None if only is None else frozenset(only)
+        self._but = frozenset(but)
+        self.busy_interval_s = cards.busy_interval_s
+        self.idle_interval_s = cards.idle_interval_s
+
+    def _mine(self, card: Sighting) -> bool:
+        names = {card.uuid, str(card.index), card.mig_parent or card.uuid}
+        return (self._only is None or bool(names & self._only)) and not names & self._but
+
+    @property
+    def driver(self) -> Driver:
+        return self._cards.driver
+
+    @property
+    def needs_new_process(self) -> bool:
+        return self._cards.needs_new_process
+
+    def last(self) -> List[Sighting]:
+        return [card for card in self._cards.last() if self._mine(card)]
+
+    async def look(self, uuids: Optional[Collection[str]] = None) -> List[Sighting]:
+        return [card for card in await self._cards.look(uuids) if self._mine(card)]
+
+    def close(self) -> None:
+        self._cards.close()
+
+
 def ago_ms(sighting: Sighting) -> int:
     """How long ago the card was seen."""
     return max(0, int((time.monotonic() - sighting.seen_at) * 1000))

@@ -14,7 +14,7 @@ from cotenant.hostd.protocol import HostFacts
 VERSION = "0.1.0"  # of the whole package: pyproject.toml takes it from here
 
 
-def read_facts(state_directory: str, driver: Driver) -> HostFacts:
+def read_facts(state_directory: str, driver: Driver, shows: str = "") -> HostFacts:
     """The facts of this moment. Costs about 0.1 ms."""
     memory = _memory_mib()
     disk = os.statvfs(state_directory)
@@ -31,6 +31,7 @@ def read_facts(state_directory: str, driver: Driver) -> HostFacts:
         nvml_message=driver.message,
         python=platform.python_version(),
         hostd_version=VERSION,
+        shows=shows,
     )
 
 

@@ -60,6 +60,7 @@ class Host:
         locks: CardLocks,
         residents: Tuple[str, ...],
         report: Report,
+        shows: str = "",
     ) -> None:
         self.state = state
         self.cards = cards
@@ -73,6 +74,7 @@ class Host:
         )
         self.judge = Judge(attempts, lambda: self.state.holds, residents)
         self._report = report
+        self._shows = shows
         self.looks = Looks(cards)
         self.starting = Starting(
             state, attempts, self.supervisor, self.looks, self.judge, locks, self._later, self._changed
@@ -316,7 +318,7 @@ class Host:
     # ---- by itself
 
     def facts(self) -> HostFacts:
-        return read_facts(self.state.directory, self.cards.driver)
+        return read_facts(self.state.directory, self.cards.driver, self._shows)
 
     def _changed(self, attempt: Attempt) -> None:
         if not attempt.living:

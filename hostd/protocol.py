@@ -17,7 +17,7 @@ import json
 import struct
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 #: Raised when a message changes meaning. A server accepts this version and the one before.
 PROTOCOL = 1
@@ -130,6 +130,7 @@ class HostFacts:
     nvml_message: Optional[str] = None
     python: str = ""
     hostd_version: str = ""
+    shows: str = ""  # which of the machine's cards it was told to show, in words (shown_cards)
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,16 @@ class CleanCheck:
 # Reports: "attempt" (AttemptReport) on every change; "clean" {lease_id, CleanCheck} when slots of an
 #   ended lease became clean; "card" (CardState) when a card's state changed; "facts" (HostFacts) when nvml changed.
 # Telemetry: "cards" {"cards": [CardState], "facts": HostFacts}; "logs" {"jobs": [job_id]} when logs of these grew.
+
+
+def shown_cards(simulated: int, only: Optional[Sequence[str]], but: Sequence[str]) -> str:
+    """What a hostd with these options shows, in words; equal words for equal options."""
+    if simulated:
+        return f"{simulated} simulated cards"
+    if only is not None:
+        return f"the cards {', '.join(sorted(only))}" if only else "no cards"
+    return f"the real cards but {', '.join(sorted(but))}" if but else "the real cards"
+
 
 # ---- to and from JSON -------------------------------------------------------------------------
 

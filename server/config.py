@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -93,6 +93,15 @@ KEYS: dict[str, dict[str, Key]] = {
         "gpu_hours": Key("int", "GPU-hours within 24 rolling hours; unset: no such cap"),
     },
     "hosts.NAME": {
+        "kind": Key("choice", "how the host is reached: local, a hostd on this machine", "local", choices=("local",)),
+        "cards": Key(
+            "strings", "cards of this machine that the host has, by UUID or index; unset: all that no other host names"
+        ),
+        "address": Key("str", "where the other hosts of a job over several hosts reach this one", "127.0.0.1"),
+        "cpus": Key("int", "processors that may be booked here; unset: all of the machine", low=1),
+        "memory_mib": Key(
+            "int", "host memory that may be booked here, MiB; unset: nine tenths of the machine's", high=2**31
+        ),
         "pool": Key("str", "pool of the host's cards; unset: server.default_pool"),
         "gpu_pools": Key("strings_by_name", "pool by card UUID or index, for cards that are in another pool", {}),
         "cpu_jobs": Key("int", "jobs without a card that may run at once", 2, high=4096),
@@ -124,6 +133,12 @@ class HostSettings:
     pools_by_gpu: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     max_jobs: int = 0
+    kind: Literal["local"] = "local"
+    cards: tuple[str, ...] | None = None  # None: all that no other host names
+    without: tuple[str, ...] = ()  # cards of the machine that other hosts have
+    address: str = "127.0.0.1"
+    cpus: int | None = None
+    memory_mib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -233,9 +248,7 @@ def parse(
         if name == "local" and simulate_gpus is not None:
             values["simulate_gpus"] = simulate_gpus
         hosts[name] = HostSettings(name=name, **{**values, "shares": dict(values["shares"])}, pools_by_gpu=by_gpu)
-    for name in hosts:
-        if name != "local":
-            raise read.error(f"hosts.{name}", "", "only the host local can be served yet; remove the section.")
+    hosts = _divide_cards(hosts, read)
 
     return Settings(
         data_dir=data_dir,
@@ -254,6 +267,30 @@ def parse(
         streams_per_caller=server["streams_per_caller"],
         config_file=config_file,
     )
+
+
+def _divide_cards(hosts: dict[str, HostSettings], read: _Reader) -> dict[str, HostSettings]:
+    """Each card of this machine belongs to one host.
+
+    Raises:
+        ConfigError: two hosts would show the same card.
+    """
+    real = [host for host in hosts.values() if host.kind == "local" and not host.simulate_gpus]
+    owner: dict[str, str] = {}
+    for host in real:
+        for card in host.cards or ():
+            if card in owner:
+                where = "twice" if owner[card] == host.name else f"to host {owner[card]} too"
+                raise read.error(f"hosts.{host.name}", "cards", f"{text.quoted(card)} is given {where}; remove one.")
+            owner[card] = host.name
+    rest = [host.name for host in real if host.cards is None]
+    if len(rest) > 1:
+        raise read.error(
+            f"hosts.{rest[1]}", "cards",
+            f"hosts {rest[0]} and {rest[1]} would both show every card: name the cards of one, or give it cards = [].",
+        )  # fmt: skip
+    others = tuple(sorted(owner))
+    return {name: replace(host, without=others) if name in rest else host for name, host in hosts.items()}
 
 
 def _not_toml(file: str, raw: str, error: tomllib.TOMLDecodeError) -> str:

@@ -280,8 +280,10 @@ class Keeper:
                     link=(live.link if live else LinkState.CONNECTING).value,
                     mode="quarantined" if live is not None and live.needs_floor else row["mode"],
                     reason=row["mode_reason"] or (live.reason if live else ""),
-                    cpus=facts.cpus if facts else 0,
-                    memory_mib=facts.memory_mib * 9 // 10 if facts else 0,
+                    cpus=_at_most(settings.cpus if settings else None, facts.cpus if facts else 0),
+                    memory_mib=_at_most(
+                        settings.memory_mib if settings else None, facts.memory_mib * 9 // 10 if facts else 0
+                    ),
                     disk_mib=facts.disk_free_mib * 9 // 10 if facts else 0,
                     driver=(facts.driver if facts else None) or "",
                     cuda=worlds.cuda_number((facts.cuda if facts else None) or ""),
@@ -340,6 +342,10 @@ class Keeper:
 
     def slots(self) -> list[Slot]:
         return list(self._slots.values())
+
+
+def _at_most(limit: int | None, there: int) -> int:
+    return there if limit is None else min(limit, there)
 
 
 def _slot_state(card: CardState) -> SlotState:

@@ -10,14 +10,15 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from cotenant.server.backends.link import HostLink
-from cotenant.server.backends.local import LocalHostd
+from cotenant.server.backends.local import LocalRoad
+from cotenant.server.backends.road import Road
 from cotenant.server.clock import Clock, SystemClock
-from cotenant.server.config import FILE, Settings
+from cotenant.server.config import FILE, HostSettings, Settings
 from cotenant.server.control import Control
 from cotenant.server.control.context import Context
 from cotenant.server.control.tokens import NAME, TOKEN_PREFIX, write_token
@@ -27,13 +28,13 @@ from cotenant.server.keeper import Keeper
 from cotenant.server.live import Live
 from cotenant.server.loop import Loop
 from cotenant.server.model.caller import LOOP, SCOPES
-from cotenant.server.store import callers, events, meta
+from cotenant.server.store import callers, events, hosts, meta
 from cotenant.server.store.db import Database, DataLock, StoreRefused, Tx, read_only_uri, refuse_network_file_system
 
 log = logging.getLogger(__name__)
 
-#: hostd on this machine is back within a second; nobody is spared by waiting longer.
-LOCAL_BACK_OFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+#: How each kind of host is reached.
+KINDS: Final[dict[str, Callable[[Settings, HostSettings], Road]]] = {"local": LocalRoad}
 #: How long a start waits for the first word of this machine's hostd, which takes 0.3 s to start and has drivers to ask.
 FIRST_WORD_S: Final = 10.0
 LOCAL_TOKEN: Final = "local.token"
@@ -66,7 +67,7 @@ async def core(settings: Settings, clock: Clock | None = None, ids: Ids | None =
     try:
         db = await Database.open(settings.data_dir / DATABASE)
         try:
-            cluster_id, incarnation = await db.write(lambda tx: _begin(tx, settings.data_dir, ids, clock.now_ms()))
+            cluster_id, incarnation = await db.write(lambda tx: _begin(tx, settings, ids, clock.now_ms()))
             live = Live()
             context = Context(
                 db=db,
@@ -101,24 +102,17 @@ async def _running(control: Control) -> AsyncIterator[None]:
 
     await loop.renew_all("the server was down")
     tasks = [asyncio.create_task(loop.run(), name="loop")]
-    local = LocalHostd(
-        context.settings.data_dir / "hostd", context.settings.hosts["local"], context.settings.hostd_python
-    )
-    link = HostLink(
-        "local",
-        local.connect,
-        lambda: control.hosts.hello("local"),
-        control.hosts,
-        LOCAL_BACK_OFF_S,
-        unsuited=local.unsuited,
-    )
-    control.hosts.links["local"] = link
-    tasks.append(asyncio.create_task(link.run(), name="link local"))
+    roads = {host.name: KINDS[host.kind](context.settings, host) for host in context.settings.hosts.values()}
+    for name, road in roads.items():
+        link = road.link(partial(control.hosts.hello, name), control.hosts)
+        control.hosts.links[name] = link
+        tasks.append(asyncio.create_task(link.run(), name=f"link {name}"))
     loop.wake()
     try:
         # Who asks right after `ready` shall be told of this machine's cards, not that there are none.
+        near = [control.hosts.links[name].tried.wait() for name, road in roads.items() if road.near]
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(link.tried.wait(), FIRST_WORD_S)
+            await asyncio.wait_for(asyncio.gather(*near), FIRST_WORD_S)
         yield
     finally:
         for task in tasks:
@@ -129,27 +123,27 @@ async def _running(control: Control) -> AsyncIterator[None]:
         for work in tuple(context.background):
             work.cancel()
         await asyncio.gather(*context.background, return_exceptions=True)
-        if await context.db.read(_has_work):
-            local.forget_children()
-        else:
-            # a hostd with nothing to keep would only be left over
-            await asyncio.to_thread(local.end)
+        for name, road in roads.items():
+            await road.leave(await context.db.read(partial(_has_work, host=name)))
 
 
-def _has_work(connection: Any) -> bool:
+def _has_work(connection: Any, host: str) -> bool:
     return bool(
         connection.execute(
-            "SELECT EXISTS (SELECT 1 FROM attempt WHERE state <> 'ended') OR EXISTS (SELECT 1 FROM lease_slot WHERE use <> 'freed')"
+            "SELECT EXISTS (SELECT 1 FROM attempt WHERE state <> 'ended' AND host = ?)"
+            " OR EXISTS (SELECT 1 FROM lease_slot WHERE use <> 'freed' AND host = ?)",
+            (host, host),
         ).fetchone()[0]
     )
 
 
-def _begin(tx: Tx, folder: Path, ids: Ids, now: int) -> tuple[str, int]:
+def _begin(tx: Tx, settings: Settings, ids: Ids, now: int) -> tuple[str, int]:
     """This start's identity: the cluster's id for ever, the incarnation one higher.
 
     Raises:
         StoreRefused: the directory is a copy of another that is still there.
     """
+    folder = settings.data_dir
     cluster_id = meta.get(tx.connection, "cluster_id")
     if cluster_id is None:
         cluster_id = ids.new("cluster", now)
@@ -162,6 +156,7 @@ def _begin(tx: Tx, folder: Path, ids: Ids, now: int) -> tuple[str, int]:
                 f" Serve {home}, or begin anew in an empty --data; if this one shall replace it for good, remove {home} first"
             )
         meta.put(tx, "home", here)
+    hosts.without_entry(tx, sorted(settings.hosts))
     incarnation = meta.next_of(tx, "incarnation")
     events.append(tx, "server.started", LOOP, now, new=str(incarnation))
     return cluster_id, incarnation

@@ -1,4 +1,7 @@
-"""The hostd of this machine: started as a detached child, found again after a server's death, ended when it has nothing to do."""
+"""A hostd of this machine: started as a detached child, found again after a server's death, ended when it has nothing to do.
+
+A machine can have several, each a host entry with its own state directory and its own cards.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from cotenant.hostd.protocol import Welcome
-from cotenant.server.config import HostSettings
+from cotenant.hostd.protocol import Hello, Welcome, shown_cards
+from cotenant.server.backends.base import HostEvents
+from cotenant.server.backends.link import HostLink
+from cotenant.server.config import HostSettings, Settings
 
+#: hostd on this machine is back within a second; nobody is spared by waiting longer.
+BACK_OFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 #: sun_path holds 108 bytes with the final NUL (unix(7)).
 _SOCKET_PATH_MAX: Final = 100
 _START_TIMEOUT_S: Final = 15.0
@@ -30,8 +37,29 @@ _LIVING: Final = frozenset({"starting", "running", "stopping"})
 log = logging.getLogger(__name__)
 
 
-def _cards(simulated: int) -> str:
-    return f"{simulated} simulated cards" if simulated else "the real cards"
+class LocalRoad:
+    """The road to a host entry of this machine."""
+
+    near = True
+
+    def __init__(self, settings: Settings, host: HostSettings) -> None:
+        self.name = host.name
+        self.hostd = LocalHostd(state_folder(settings.data_dir, host.name), host, settings.hostd_python)
+
+    def link(self, hello: Callable[[], Hello], events: HostEvents) -> HostLink:
+        return HostLink(self.name, self.hostd.connect, hello, events, BACK_OFF_S, unsuited=self.hostd.unsuited)
+
+    async def leave(self, busy: bool) -> None:
+        if busy:
+            self.hostd.forget_children()
+        else:
+            # a hostd with nothing to keep would only be left over
+            await asyncio.to_thread(self.hostd.end)
+
+
+def state_folder(data_dir: Path, name: str) -> Path:
+    """Where the hostd of a host entry keeps its state, socket and log."""
+    return data_dir / "hostd" if name == "local" else data_dir / "hosts" / name
 
 
 class LocalHostd:
@@ -67,23 +95,25 @@ class LocalHostd:
     def unsuited(self, welcome: Welcome) -> Callable[[], Awaitable[None]] | None:
         """What must be done where the hostd that answers does not show the cards that this server was started for.
 
-        One from before a restart with another `--simulate-gpus` is ended when it has nothing to keep, so that connect()
+        One from before a restart with other cards is ended when it has nothing to keep, so that connect()
         starts one anew. Else it stays, and a warning says what to do.
         """
-        wanted, shown = self._settings.simulate_gpus, sum(card.simulated for card in welcome.cards)
-        if wanted == shown:
+        host = self._settings
+        wanted, there = shown_cards(host.simulate_gpus, host.cards, host.without), welcome.facts.shows
+        if wanted == there:
             return None
         keeps = [one.attempt_id for one in welcome.attempts if one.state in _LIVING] + list(welcome.holds)
         if keeps or self._replaced:
             log.warning(
-                "the hostd of this machine was started earlier and shows %s, not %s as asked for now; %s."
+                "the hostd of host %s was started earlier and shows %s, not %s as asked for now; %s."
                 " End what runs there (cotenant job cancel, lease release), then stop this server and start it again.",
-                _cards(shown),
-                _cards(wanted),
+                host.name,
+                there,
+                wanted,
                 f"it keeps {len(keeps)} running jobs or leases, so it is left as it is" if keeps else "it does not end",
             )
             return None
-        log.warning("the hostd of this machine showed %s: it is started anew with %s", _cards(shown), _cards(wanted))
+        log.warning("the hostd of host %s showed %s: it is started anew with %s", host.name, there, wanted)
         self._replaced = True
         return partial(asyncio.to_thread, self.end)
 
@@ -104,6 +134,10 @@ class LocalHostd:
         ]
         if self._settings.simulate_gpus:
             command += ["--simulate-gpus", str(self._settings.simulate_gpus)]
+        if self._settings.cards is not None:
+            command += ["--cards", ",".join(self._settings.cards)]
+        if self._settings.without:
+            command += ["--without-cards", ",".join(self._settings.without)]
         if self._settings.residents:
             command += ["--residents", ",".join(self._settings.residents)]
         # -P and PYTHONSAFEPATH: started in a checkout, "server" or "tools" there must not shadow anything

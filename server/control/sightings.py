@@ -65,7 +65,9 @@ class Sightings:
         context = self._context
         known = context.live.cards.get(card.uuid)
         if known is not None and known.host != host:
-            return
+            moved = known.state.state == "lost" and card.uuid in self._written.get(host, ())
+            if not moved:
+                return
         context.live.cards[card.uuid] = LiveCard(card, host, now - card.observed_ago_ms)
         self._note_strangers(host, card, now)
         if known is None or known.state.state != card.state:
@@ -147,5 +149,8 @@ class Sightings:
                 )
         tx.dirty.add(("host", name))
         if all_of_them:
-            rows.absent(tx, name, [card.uuid for card in cards])
+            gone = rows.absent(tx, name, [card.uuid for card in cards])
+            for other_claims in self._claims.values():
+                for uuid in gone:
+                    other_claims.pop(uuid, None)  # who claims it may have it now: the next telemetry asks again
         return claims

@@ -38,10 +38,18 @@ def put(tx: Tx, name: str, now_ms: int, **values: Any) -> bool:
 
 
 def put_gpu(tx: Tx, uuid: str, host: str, now_ms: int, **values: Any) -> tuple[bool, str | None]:
-    """Make or update a card; returns (new, name of the other host entry that had it)."""
+    """Make or update a card; returns (new, name of the other host entry that has it).
+
+    A card that its host shows no more, and on which nothing is leased or being cleaned, goes to the host that shows it.
+    """
     row = tx.one("SELECT host, present FROM gpu WHERE uuid = ?", (uuid,))
     if row is not None and row["host"] != host:
-        return False, str(row["host"])
+        held = tx.one(
+            "SELECT 1 FROM lease_slot WHERE host = ? AND uuid = ? AND use <> 'freed' LIMIT 1", (row["host"], uuid)
+        )
+        if row["present"] or held is not None:
+            return False, str(row["host"])
+        tx.execute("UPDATE gpu SET host = ? WHERE uuid = ?", (host, uuid))
     if row is None:
         columns = {"uuid": uuid, "host": host, "first_seen_at_ms": now_ms, "last_seen_at_ms": now_ms, **values}
         tx.execute(
@@ -64,6 +72,13 @@ def absent(tx: Tx, host: str, seen: list[str]) -> list[str]:
     )
     if rows:
         tx.changed |= {LIST, "cotenant://gpus"}
+    return [str(row[0]) for row in rows]
+
+
+def without_entry(tx: Tx, names: list[str]) -> list[str]:
+    """Mark the cards of hosts that the configuration names no more as gone; returns their UUIDs."""
+    marks = ", ".join("?" * len(names))
+    rows = tx.all(f"UPDATE gpu SET present = 0 WHERE present = 1 AND host NOT IN ({marks}) RETURNING uuid", names)
     return [str(row[0]) for row in rows]
 
 

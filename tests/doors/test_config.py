@@ -102,7 +102,10 @@ def test_the_command_line_goes_first() -> None:
             "[hosts.local]\n[hosts.local.shares]\n0 = 9\n",
             "cotenant.toml:3: [hosts.local] shares.0: must be a whole number from 2 to 8",
         ),
-        ("[hosts.gpu1]\n", "only the host local can be served yet"),
+        ("[hosts.gpu1]\n", "hosts local and gpu1 would both show every card: name the cards of one"),
+        ("[hosts.a]\ncards = ['0']\n[hosts.b]\ncards = ['1', '0']\n", '[hosts.b] cards: "0" is given to host a too'),
+        ("[hosts.a]\ncards = ['0', '0']\n", '"0" is given twice'),
+        ("[hosts.a]\nkind = 'ssh'\n", '"ssh" is not one of local'),
         ("\n[server\n", "cotenant.toml:2: not valid TOML: "),
         ("[server]\nport = 1\nport = 2\n", "cotenant.toml:3: not valid TOML: "),
         ('[server]\nhost = """a', "cotenant.toml:2: not valid TOML: "),
@@ -181,3 +184,13 @@ def test_the_documented_example_is_read() -> None:
     assert example is not None
     settings = read(example[1])
     assert settings.pools["train"].reserve == 1 and settings.hosts["local"].pools_by_gpu == {"7": "debug"}
+
+
+def test_the_cards_of_this_machine_are_divided_among_its_hosts() -> None:
+    hosts = read("[hosts.a]\ncards = ['1', 'GPU-x']\n[hosts.b]\nsimulate_gpus = 2\n[hosts.c]\ncards = []\n").hosts
+    assert {name: (host.cards, host.without) for name, host in hosts.items()} == {
+        "a": (("1", "GPU-x"), ()),
+        "b": (None, ()),
+        "c": ((), ()),
+        "local": (None, ("1", "GPU-x")),
+    }

@@ -270,13 +270,13 @@ class Server:
 
     # ---- its processes
 
-    def hostd_pid(self) -> int | None:
+    def hostd_pid(self, host: str = "local") -> int | None:
         """Of the hostd that listens now, by the kernel's word."""
-        from cotenant.server.backends.local import socket_path
+        from cotenant.server.backends.local import socket_path, state_folder
 
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as link:
             try:
-                link.connect(str(socket_path(self.data / "hostd")))
+                link.connect(str(socket_path(state_folder(self.data, host))))
             except OSError:
                 return None
             pid, _, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -293,8 +293,8 @@ class Server:
                     return pid
         return None
 
-    def kill_hostd(self) -> None:
-        if (pid := self.hostd_pid()) is not None:
+    def kill_hostd(self, host: str = "local") -> None:
+        if (pid := self.hostd_pid(host)) is not None:
             kill(pid)
 
     def kill_warm(self) -> None:

@@ -97,6 +97,8 @@ class Attempt:
         self.acked = False
         self.forgotten = False
         self.peaks: Dict[str, int] = {}
+        self.standing = False  # its tree is stopped
+        self.suspended_s = 0.0  # in all suspensions that are over
         # judged by hostd
         self.clean: Optional[bool] = None
         self.unclean: Tuple[CardProcess, ...] = ()
@@ -109,6 +111,10 @@ class Attempt:
     @property
     def living(self) -> bool:
         return self.state in LIVING
+
+    @property
+    def suspended(self) -> bool:
+        return self.standing and self.state == "running"
 
     @property
     def slots(self) -> Tuple[SlotRef, ...]:
@@ -149,6 +155,8 @@ class Attempt:
             unclean=self.unclean,
             refusal="tombstoned" if self.state == "never" and self.tombstone else None,
             message=self.message,
+            suspended=self.suspended,
+            suspended_ms=int(self.suspended_s * 1000),
         )
 
     # ---- its files
@@ -198,6 +206,10 @@ class Attempt:
             self.take_exit(said["main"])
         elif "peaks" in said:
             self.peaks = said["peaks"]
+        elif "suspended" in said:
+            self.standing = True
+        elif "resumed" in said:
+            self.standing, self.suspended_s = False, float(said["resumed"])
         self.tombstone = self.tombstone or "tombstone" in said
         self.acked = self.acked or "acked" in said
         self.forgotten = self.forgotten or "forgotten" in said

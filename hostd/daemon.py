@@ -291,6 +291,8 @@ def _operations(host: Host) -> Dict[str, Callable[[Dict[str, Any]], Awaitable[An
         "start": lambda a: host.start(from_wire(StartSpec, a)),
         "stop": lambda a: host.stop(_text(a, "attempt_id"), _text(a, "reason"), _seconds(a, "grace_s")),
         "signal": lambda a: host.signal(_text(a, "attempt_id"), _number(a, "signal")),
+        "suspend": lambda a: host.suspend(_text(a, "attempt_id"), _seconds(a, "max_s")),
+        "resume": lambda a: host.resume(_text(a, "attempt_id")),
         "probe": lambda a: host.probe(_text(a, "attempt_id")),
         "hold": lambda a: host.hold(_text(a, "lease_id"), _number(a, "fence"), slots_of(a.get("slots"))),
         "unhold": lambda a: host.unhold(_text(a, "lease_id"), None if a.get("slots") is None else slots_of(a["slots"])),

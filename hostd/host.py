@@ -178,6 +178,18 @@ class Host:
         self.supervisor.signal(attempt, number)
         return attempt.report()
 
+    async def suspend(self, attempt_id: str, max_s: float) -> AttemptReport:
+        """Stop the attempt's whole tree where it stands, at most `max_s` over all its suspensions."""
+        attempt = self._get(attempt_id)
+        await self.supervisor.suspend(attempt, max_s)
+        return attempt.report()
+
+    async def resume(self, attempt_id: str) -> AttemptReport:
+        """Let a suspended attempt go on."""
+        attempt = self._get(attempt_id)
+        await self.supervisor.resume(attempt)
+        return attempt.report()
+
     async def probe(self, attempt_id: str) -> AttemptReport:
         """Where the attempt stands; `unknown` when this host knows nothing of it."""
         check_id(attempt_id)
@@ -408,9 +420,11 @@ class Host:
         return grown
 
     def tend(self) -> None:
-        """Once in a while, while attempts live: cap logs, and tell of stops that do not come to an end."""
+        """Once in a while, while attempts live: cap logs, see who goes on, tell of stops that do not come to an end."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         for attempt in self.attempts.living():
+            if attempt.suspended:
+                self.supervisor.look_again(attempt)  # its shim lets it go on in time, and may have no socket to tell us
             if attempt.spec is not None:
                 for stream in ("out", "err"):
                     logs.cap(attempt.log_path(stream), attempt.spec.log_max_mib * 1024 * 1024)

@@ -156,6 +156,7 @@ class ExitRecord:
     duration_s: float = 0.0
     escapees_killed: int = 0
     ended_at_ms: int = 0  # the host's clock, for display
+    suspended_s: float = 0.0  # part of `duration_s` in which it was suspended
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,8 @@ class AttemptReport:
     unclean: Tuple[CardProcess, ...] = ()
     refusal: Optional[str] = None  # why a start was not made, one of REFUSALS
     message: Optional[str] = None
+    suspended: bool = False  # while running: its processes are stopped, and its time limit stands still
+    suspended_ms: int = 0  # in all suspensions that are over
 
 
 @dataclass(frozen=True)
@@ -274,6 +277,9 @@ class CleanCheck:
 #   start        StartSpec                                            -> AttemptReport
 #   stop         {attempt_id, reason, grace_s} tombstone, then ladder  -> AttemptReport
 #   signal       {attempt_id, signal}          to its process group    -> AttemptReport
+#   suspend      {attempt_id, max_s}       STOP to its tree, at most so long in all -> AttemptReport
+#   resume       {attempt_id}                  CONT to its tree        -> AttemptReport
+#                (both are safe to repeat; a report that does not say so means that its shim has not come to it yet)
 #   probe        {attempt_id}                                         -> AttemptReport
 #   hold         {lease_id, fence, slots}      a direct lease begins   -> CleanCheck (Refused when not clean)
 #   unhold       {lease_id, slots?}            a direct lease ended    -> CleanCheck (of `slots` when it was never held)

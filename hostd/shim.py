@@ -1,11 +1,12 @@
 """The shim: one small process per attempt that starts the command, outlives hostd, and writes how it ended.
 
 Owns the attempt's process tree from the first instruction to the last: its session, its log files, its time limit,
-the stop ladder (CONT, TERM, grace, KILL) and the exit record. Needs nobody: hostd may die and come back.
+its suspension (STOP, CONT), the stop ladder (TERM, CONT, grace, KILL) and the exit record. Needs nobody: hostd may die and come back.
 Must not know: cards, leases, the wire's framing, asyncio. Liveness is the flock that arrives with the request.
 
 Files: reads and appends to the attempt's record (JSON lines; see attempts.py), and opens its two logs. Lines it writes:
-`began` before the command can run, `pid`, `main` when the command is over and its tree is not, `exit` (synced).
+`began` before the command can run, `pid`, `suspended` and `resumed`, `main` when the command is over and its tree is not,
+`exit` (synced).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import traceback
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from cotenant.hostd import processes
+from cotenant.hostd.pause import Pause
 
 #: How long after KILL a tree may still hold on before the record is written without it (kernel calls cannot be killed).
 UNKILLABLE_S = 5.0
@@ -230,6 +232,7 @@ class Shim:
         self.terminal: Optional[int] = None
         self.slave = self.out = self.err = self.null = -1
         self.oom_before: Optional[int] = None  # None: not looked at yet
+        self.pause = Pause()
         self.started = _now()
         self.ended: Optional[float] = None
 
@@ -362,7 +365,7 @@ class Shim:
         if self.terminal is not None:
             poll.register(self.terminal, select.POLLIN)
         limit = self.spec.get("time_limit_s")
-        limit_at = None if limit is None else self.started + float(limit)
+        limited = None if limit is None else self.started + float(limit)
         self._read_orders()  # one may have been written before this shim could be signalled
         while True:
             gone = self._reap()
@@ -373,6 +376,12 @@ class Shim:
                 self._leader_ended(now)
             if self.oom_before is None and now >= self.started + OOM_LOOK_AFTER_S:
                 self.oom_before = processes.oom_kills()
+            if self.pause.until is not None:
+                if now >= self.pause.until:
+                    self._go_on(now)
+                else:
+                    self._stand_still()  # again: somebody outside may have continued a part of it
+            limit_at = self.pause.put_off(limited)
             if limit_at is not None and now >= limit_at and self.kill_at is None:
                 self._begin_stop("time_limit", "shim", float(self.spec.get("stop_grace_s", 10.0)), now)
             if self.kill_at is not None and now >= self.kill_at:
@@ -395,7 +404,8 @@ class Shim:
     def _timeout_ms(self, limit_at: Optional[float], now: float) -> Optional[int]:
         if self.killed_at is not None:
             return 50  # KILL is repeated: a tree that still forks may have made a new one
-        deadlines = [at for at in (limit_at if self.kill_at is None else None, self.kill_at) if at is not None]
+        limit_at = limit_at if self.kill_at is None else None
+        deadlines = [at for at in (limit_at, self.kill_at, self.pause.until) if at is not None]
         if self.oom_before is None:
             deadlines.append(self.started + OOM_LOOK_AFTER_S)
         if not deadlines:
@@ -421,6 +431,10 @@ class Shim:
             elif order.get("do") == "signal" and self.status is None:
                 self.asked.add(int(order["signal"]))
                 self._signal_group(int(order["signal"]))
+            elif order.get("do") == "suspend" and self.status is None and self.kill_at is None:
+                self._suspend(float(order["max_s"]))
+            elif order.get("do") == "resume":
+                self._go_on(_now())
 
     def _read_record(self) -> List[Dict[str, Any]]:
         """The record's whole lines since the last look, from whoever wrote them."""
@@ -433,6 +447,47 @@ class Shim:
     def _write(self, line: bytes) -> None:
         os.write(self.record, line + b"\n")
 
+    # ---- standing still
+
+    def _suspend(self, max_s: float) -> None:
+        """Stop every process of the tree where it stands; the time limit stands still with it."""
+        now = _now()
+        if self.pause.begin(now, max_s):
+            self._stand_still()
+            self._write(b'{"suspended": %.3f}' % now)
+            self._tell(b"c")
+
+    def _stand_still(self) -> None:
+        self._signal_group(signal.SIGSTOP)
+        told: Set[Tuple[int, int]] = set()
+        while True:  # what is not stopped yet may fork meanwhile
+            fresh = [
+                seen
+                for seen in processes.descendants(os.getpid(), processes.sweep())
+                if seen.pgid != self.job and seen.state not in "TtZX" and (seen.pid, seen.ticks) not in told
+            ]
+            if not fresh:
+                return
+            for seen in fresh:
+                told.add((seen.pid, seen.ticks))
+                processes.send(seen.pid, seen.ticks, signal.SIGSTOP)
+
+    def _go_on(self, now: float) -> None:
+        """Let a suspended tree go on; nothing otherwise."""
+        if not self.pause.end(now):
+            return
+        self._signal_group(signal.SIGCONT)
+        for seen in processes.descendants(os.getpid(), processes.sweep()):
+            if seen.pgid != self.job:
+                processes.send(seen.pid, seen.ticks, signal.SIGCONT)
+        self._note_end_of_pause()
+
+    def _note_end_of_pause(self) -> None:
+        self._write(b'{"resumed": %.3f}' % self.pause.total_s)
+        self._tell(b"c")
+
+    # ---- stopping
+
     def _begin_stop(self, reason: Optional[str], sender: str, grace_s: float, now: float) -> None:
         """The ladder: TERM and CONT now, KILL after the grace. A second order can only shorten the grace."""
         if self.kill_at is not None:
@@ -441,6 +496,8 @@ class Shim:
                 self.reason, self.sender = reason, sender
             return
         self.kill_at = now + grace_s
+        if self.pause.end(now):
+            self._note_end_of_pause()
         if self.status is None:
             self.reason, self.sender, self.stopped_first = reason, sender, True
         self._signal_tree(signal.SIGTERM)
@@ -532,6 +589,7 @@ class Shim:
         if self.killed_at is not None:
             left = processes.descendants(os.getpid(), processes.sweep())
             survivors = sum(1 for seen in left if seen.state not in "ZX")
+        self.pause.end(ended)
         record = dict(outcome)
         record.update(
             sender=sender,
@@ -540,6 +598,7 @@ class Shim:
             cpu_sys_s=round(self.sys_s, 3),
             peak_memory_mib=self.peak_kib // 1024,
             duration_s=round(max(0.0, ended - self.started), 3),
+            suspended_s=round(self.pause.total_s, 3),
             escapees_killed=len(self.escapees),
             ended_at_ms=int(time.time() * 1000),
             survivors=survivors,

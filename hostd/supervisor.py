@@ -32,6 +32,8 @@ RESUME_START_WITHIN_S = 300.0
 HAND_OVER_TRIES = 5
 #: Between TERM and KILL for what a dead shim left behind, where the spec does not say.
 ORPHAN_GRACE_S = 10.0
+#: How long a suspend or resume waits for the shim's word; one that comes later is told by a report.
+STANDING_WITHIN_S = 2.0
 #: How many shims wait for another attempt when theirs is over, and how long.
 IDLE_SHIMS = 4
 IDLE_SHIM_S = 5.0
@@ -235,7 +237,9 @@ class Supervisor:
         return keeper
 
     def _heard(self, keeper: Keeper) -> None:
-        """A word from a shim: p and four numbers (it runs), e record (it is over), i (it never began), or its own end."""
+        """A word from a shim: p and four numbers (it runs), c (it was suspended, or goes on), e record (it is over),
+        i (it never began), or its own end.
+        """
         try:
             message = keeper.socket.recv(1 << 16)
         except BlockingIOError:
@@ -255,6 +259,8 @@ class Supervisor:
             if attempt.state == "starting":
                 attempt.state = "running"
                 self._answer(attempt)
+        elif message[:1] == b"c":
+            self.look_again(attempt)
         elif message[:1] == b"e":
             attempt.take_exit(json.loads(message[2:]))
             attempt.exit_whole = True  # it is in the record before it is told
@@ -412,8 +418,49 @@ class Supervisor:
         """Have the shim signal the command's process group. Raises Refused("not_running")."""
         if attempt.state not in ("running", "stopping") or not self._shim_of(attempt):
             raise Refused("not_running", f"attempt {attempt.id} is {attempt.state}; it has no process to signal")
+        if number == signal.SIGCONT and attempt.suspended:
+            # behind the shim's back it would run on while its time limit stands still
+            raise Refused("not_running", f"attempt {attempt.id} is suspended; it goes on when it is resumed")
         attempt.append({"order": {"do": "signal", "signal": number}})
         self._wake_shim(attempt)
+
+    # ---- standing still
+
+    async def suspend(self, attempt: Attempt, max_s: float) -> None:
+        """Have the shim stop the whole tree, at most `max_s` in all suspensions. Raises Refused("not_running")."""
+        if attempt.state != "running" or not self._shim_of(attempt):
+            raise Refused("not_running", f"attempt {attempt.id} is {attempt.state}; there is nothing to suspend")
+        if not attempt.suspended:
+            attempt.append({"order": {"do": "suspend", "max_s": max_s}})
+            await self._until_standing(attempt, True)
+
+    async def resume(self, attempt: Attempt) -> None:
+        """Have the shim let the tree go on. One that goes on already, or is over, needs nothing.
+
+        The order is given whatever is known here: a suspend before it may not have been carried out yet.
+        """
+        if attempt.state == "running" and self._shim_of(attempt):
+            attempt.append({"order": {"do": "resume"}})
+            await self._until_standing(attempt, False)
+
+    async def _until_standing(self, attempt: Attempt, standing: bool) -> None:
+        """Wait for what the shim writes down; the socket to it is gone where hostd was started anew."""
+        self._wake_shim(attempt)
+        deadline, wait = self._loop.time() + STANDING_WITHIN_S, 0.001
+        while True:
+            self.look_again(attempt)
+            if attempt.state != "running" or attempt.standing is standing or self._loop.time() >= deadline:
+                return
+            await asyncio.sleep(wait)
+            wait = min(0.1, wait * 2)
+
+    def look_again(self, attempt: Attempt) -> None:
+        """Read whether a running attempt stands still, and report a change."""
+        before = attempt.standing, attempt.suspended_s
+        if attempt.state == "running":
+            attempt.read()
+            if (attempt.standing, attempt.suspended_s) != before:
+                self._on_change(attempt)
 
     def _shim_of(self, attempt: Attempt) -> bool:
         if attempt.shim is None and attempt.is_locked():

@@ -38,7 +38,7 @@ from cotenant.hostd.protocol import (
 )
 
 #: States in which an attempt still has, or may get, processes.
-LIVING = frozenset({"starting", "running", "stopping"})
+LIVING = frozenset({"starting", "ready", "running", "stopping"})
 #: How many attempts' files are made ahead.
 READY_AHEAD = 4
 #: How many empty sets of files are kept for attempts to come; the rest are removed.
@@ -87,6 +87,8 @@ class Attempt:
         self.state = "starting"
         # from the record
         self.began = False
+        self.gated = False  # its shim waited for the word to begin
+        self.given_up = False  # and the word did not come in time
         self.tombstone = False
         self.pid: Optional[int] = None
         self.ticks: Optional[int] = None
@@ -196,6 +198,9 @@ class Attempt:
     def _take(self, said: Dict[str, Any]) -> None:
         if "began" in said:
             self.began = True
+        elif "gate" in said:
+            self.gated = True
+            self.shim = (said["gate"][0], said["gate"][1])
         elif "pid" in said:
             self.pid, self.ticks, shim, shim_ticks = said["pid"]
             self.shim = (shim, shim_ticks)
@@ -210,6 +215,7 @@ class Attempt:
             self.standing = True
         elif "resumed" in said:
             self.standing, self.suspended_s = False, float(said["resumed"])
+        self.given_up = self.given_up or "given_up" in said
         self.tombstone = self.tombstone or "tombstone" in said
         self.acked = self.acked or "acked" in said
         self.forgotten = self.forgotten or "forgotten" in said

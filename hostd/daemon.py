@@ -289,6 +289,9 @@ def _operations(host: Host) -> Dict[str, Callable[[Dict[str, Any]], Awaitable[An
     return {
         "set_floor": lambda a: host.set_floor(_number(a, "fence")),
         "start": lambda a: host.start(from_wire(StartSpec, a)),
+        "prepare": lambda a: host.prepare(from_wire(StartSpec, a)),
+        "go": lambda a: host.go(_text(a, "attempt_id")),
+        "free_port": lambda a: host.free_port(_number(a, "low"), _number(a, "high"), _numbers(a, "but")),
         "stop": lambda a: host.stop(_text(a, "attempt_id"), _text(a, "reason"), _seconds(a, "grace_s")),
         "signal": lambda a: host.signal(_text(a, "attempt_id"), _number(a, "signal")),
         "suspend": lambda a: host.suspend(_text(a, "attempt_id"), _seconds(a, "max_s")),
@@ -313,6 +316,13 @@ def _number(args: Dict[str, Any], name: str) -> int:
     value = args.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise Refused("bad_request", f"{name}: a whole number was expected")
+    return value
+
+
+def _numbers(args: Dict[str, Any], name: str) -> "list[int]":
+    value = args.get(name)
+    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+        raise Refused("bad_request", f"{name}: a list of whole numbers was expected")
     return value
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from typing import Any, Callable, Coroutine, Dict, List, Optional, Set, Tuple
 
@@ -39,6 +40,10 @@ from cotenant.hostd.starting import Starting
 from cotenant.hostd.state import State
 from cotenant.hostd.supervisor import Supervisor
 
+#: The longest that a command may wait for its word.
+GATE_MAX_S = 3600.0
+#: How many ports are tried in one request; each costs about 10 us.
+PORTS_MAX = 4096
 #: How often slots that an ended lease left unclean are looked at again.
 SWEEP_S = 1.0
 #: A stop that is not over this long after its KILL is told as unkillable.
@@ -151,6 +156,28 @@ class Host:
     async def start(self, spec: StartSpec) -> AttemptReport:
         """Start one attempt, once: a repeat answers where it stands. Returns when it runs, or could not be executed."""
         return await self.starting.start(spec)
+
+    async def prepare(self, spec: StartSpec) -> AttemptReport:
+        """The same up to the last step: the command waits, made ready on its locked cards, for `go` or a stop.
+
+        Without either it never starts: after `gate_s` its shim gives up, whoever else has died by then.
+        """
+        if spec.gate_s is None or not 0 < spec.gate_s <= GATE_MAX_S:
+            raise Refused("bad_request", f"gate_s: above 0 and at most {GATE_MAX_S:.0f} s was expected")
+        return await self.starting.start(spec)
+
+    async def go(self, attempt_id: str) -> AttemptReport:
+        """Let what `prepare` made ready begin. Repeating is safe."""
+        attempt = self._get(attempt_id)
+        await self.supervisor.go(attempt)
+        return attempt.report()
+
+    async def free_port(self, low: int, high: int, but: List[int]) -> Dict[str, Any]:
+        """The lowest TCP port from `low` to `high` that nobody listens on now; None when there is none."""
+        if not 0 < low <= high <= 65535 or high - low > PORTS_MAX:
+            raise Refused("bad_request", f"low, high: ports in this order, at most {PORTS_MAX} of them, were expected")
+        taken = frozenset(but)
+        return {"port": next((port for port in range(low, high + 1) if port not in taken and _is_free(port)), None)}
 
     async def stop(self, attempt_id: str, reason: str, grace_s: float) -> AttemptReport:
         """Make sure that the attempt ends, or never starts. Returns at once; reports tell the end."""
@@ -444,6 +471,15 @@ class Host:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def _size(path: str) -> int:

@@ -163,7 +163,7 @@ class ExitRecord:
 class AttemptReport:
     """Where one attempt stands on its host.
 
-    `state`: ``starting`` (accepted, process not seen yet), ``running``, ``stopping``, ``exited``
+    `state`: ``starting`` (accepted, process not seen yet), ``ready`` (made ready, waits for `go`), ``running``, ``stopping``, ``exited``
     (see `exit`), ``lost`` (its shim died: the process was found and ended, or is gone; no exit code),
     ``never`` (it certainly never ran and never will), ``unknown`` (this host knows nothing of it).
     `clean` is True once its processes are gone and the cards' memory came back.
@@ -212,6 +212,7 @@ class StartSpec:
     stop_grace_s: float = 10.0
     visible_by: str = "index"  # index | uuid: what CUDA_VISIBLE_DEVICES is set to
     log_max_mib: int = 1024
+    gate_s: Optional[float] = None  # made ready, it waits this long for `go`, and never starts without it
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,9 @@ class CleanCheck:
 #   hello        Hello                                                -> Welcome
 #   set_floor    {fence}                       lower starts are refused -> {"needs_floor": bool}
 #   start        StartSpec                                            -> AttemptReport
+#   prepare      StartSpec with gate_s         make ready, and wait    -> AttemptReport (`ready`)
+#   go           {attempt_id}                  start what is ready     -> AttemptReport
+#   free_port    {low, high, but}              one that nobody has     -> {"port": int | null}
 #   stop         {attempt_id, reason, grace_s} tombstone, then ladder  -> AttemptReport
 #   signal       {attempt_id, signal}          to its process group    -> AttemptReport
 #   suspend      {attempt_id, max_s}       STOP to its tree, at most so long in all -> AttemptReport

@@ -5,8 +5,8 @@ its suspension (STOP, CONT), the stop ladder (TERM, CONT, grace, KILL) and the e
 Must not know: cards, leases, the wire's framing, asyncio. Liveness is the flock that arrives with the request.
 
 Files: reads and appends to the attempt's record (JSON lines; see attempts.py), and opens its two logs. Lines it writes:
-`began` before the command can run, `pid`, `suspended` and `resumed`, `main` when the command is over and its tree is not,
-`exit` (synced).
+`gate` while it waits for the word to begin and `given_up` when that did not come, `began` before the command can run,
+`pid`, `suspended` and `resumed`, `main` when the command is over and its tree is not, `exit` (synced).
 """
 
 from __future__ import annotations
@@ -191,6 +191,10 @@ def _catch_signals() -> int:
     return read
 
 
+def _done() -> None:
+    """What was to be done once the command runs was done before."""
+
+
 def _noop(number: int, frame: Any) -> None:
     """The wake-up descriptor has already said it."""
 
@@ -251,7 +255,12 @@ class Shim:
         env.update(first["launch_env"])
         env.setdefault("PYTHONUNBUFFERED", "1")
         ready = self._open_streams(env)
-        if not self._may_go(early):
+        may_go = self._may_go(early)
+        if may_go and self.spec.get("gate_s") is not None:
+            started()  # others must not wait for their shims while this one waits for its word
+            started = _done
+            may_go = self._wait_at_gate(float(self.spec["gate_s"]))
+        if not may_go:
             self._close_streams()
             self._close_terminal()
             started()
@@ -282,6 +291,34 @@ class Shim:
         except OSError:
             return False
         return not any("tombstone" in line for line in [*early, *self._read_record()])
+
+    def _wait_at_gate(self, gate_s: float) -> bool:
+        """Wait for the order to begin; False when a stop comes first, or nothing in time.
+
+        The word goes through the record, so that it can come from another hostd than the one that asked for the start.
+        """
+        me, ticks = _myself()
+        until = _now() + gate_s
+        self._write(b'{"gate": [%d, %d]}' % (me, ticks))
+        self._tell(b"r %d %d" % (me, ticks))
+        poll = select.poll()
+        poll.register(self.wake, select.POLLIN)
+        while True:
+            in_time = _now() < until
+            for line in self._read_record():
+                if "tombstone" in line:
+                    return False
+                if line.get("order", {}).get("do") == "go":
+                    return True
+            if not in_time:
+                self._write(b'{"given_up": true}')
+                return False
+            poll.poll(int(max(0.0, min(until - _now(), CLOCK_SLICE_S)) * 1000) + 1)
+            try:
+                if signal.SIGTERM in os.read(self.wake, 4096):
+                    return False
+            except BlockingIOError:
+                pass
 
     def _open_streams(self, env: Dict[str, str]) -> List[Tuple[Any, ...]]:
         """Open what the command will have as its standard streams; returns what posix_spawn is to do with them."""

@@ -28,6 +28,8 @@ from cotenant.hostd.protocol import Refused
 
 #: An accepted start that hostd's death interrupted is still made this long afterwards; later it counts as never.
 RESUME_START_WITHIN_S = 300.0
+#: How long the word to begin waits for its effect before it answers that there is none yet.
+GO_WITHIN_S = 5.0
 #: How often one start is handed over before it is refused: each try needs a shim that died before it began.
 HAND_OVER_TRIES = 5
 #: Between TERM and KILL for what a dead shim left behind, where the spec does not say.
@@ -253,10 +255,16 @@ class Supervisor:
                 self._spawn(self._shim_gone(attempt))
         elif attempt is None:
             return
+        elif message[:1] == b"r":
+            shim, shim_ticks = (int(word) for word in message.split()[1:])
+            attempt.gated, attempt.shim = True, (shim, shim_ticks)
+            if attempt.state == "starting":
+                attempt.state = "ready"
+                self._answer(attempt)
         elif message[:1] == b"p":
             pid, ticks, shim, shim_ticks = (int(word) for word in message.split()[1:])
             attempt.pid, attempt.ticks, attempt.shim = pid, ticks, (shim, shim_ticks)
-            if attempt.state == "starting":
+            if attempt.state in ("starting", "ready"):
                 attempt.state = "running"
                 self._answer(attempt)
         elif message[:1] == b"c":
@@ -315,10 +323,20 @@ class Supervisor:
         if not attempt.living:
             return
         attempt.read()
-        if not attempt.began:
+        if attempt.began:
+            self._settle(attempt)
+        elif attempt.gated:
+            self._not_let_go(attempt)
+        else:
             self._answer(attempt)  # launch() tries again
-            return
-        self._settle(attempt)
+
+    def _not_let_go(self, attempt: Attempt) -> None:
+        """It was ready, and its keeper ended before the word to begin: it never will."""
+        if attempt.given_up:
+            attempt.message = "the word to begin did not come in time"
+        elif not attempt.tombstone:
+            attempt.message = "its keeper ended before the word to begin"
+        self._never(attempt)
 
     async def _unlocked(self, attempt: Attempt) -> None:
         """Wait until a dying shim's lock is free: the kernel closes its descriptors one after another."""
@@ -396,6 +414,28 @@ class Supervisor:
             attempt.state = "never"
             self._answer(attempt)
             self._on_change(attempt)
+
+    # ---- letting go
+
+    async def go(self, attempt: Attempt) -> None:
+        """Let what is ready begin; returns once its command runs, could not be executed, or never will.
+
+        Raises:
+            Refused: storage; not_running, it is not ready yet.
+        """
+        if attempt.state == "starting":
+            raise Refused("not_running", f"attempt {attempt.id} is not ready yet")
+        if attempt.state != "ready":
+            return
+        attempt.append({"order": {"do": "go"}})
+        self._wake_shim(attempt)
+        deadline = self._loop.time() + GO_WITHIN_S
+        while attempt.state == "ready" and self._loop.time() < deadline:
+            attempt.taken = self._loop.create_future()
+            # A shim that another hostd started tells only the record.
+            await asyncio.wait({attempt.taken}, timeout=0.02)
+            attempt.read()
+            self._seen_running(attempt, tell=False)
 
     # ---- stopping
 
@@ -493,6 +533,8 @@ class Supervisor:
                 self._adopt_running(attempt)
             elif attempt.began:
                 self._settle(attempt)
+            elif attempt.gated:
+                self._not_let_go(attempt)
             elif attempt.tombstone or now - attempt.accepted_at > RESUME_START_WITHIN_S:
                 attempt.message = None if attempt.tombstone else "hostd died before it could start"
                 self._take_in(attempt, "never")
@@ -514,16 +556,21 @@ class Supervisor:
         if attempt.pid is not None:
             attempt.state = "stopping" if attempt.tombstone else "running"
             self._answer(attempt)
+        elif attempt.gated:
+            attempt.state = "ready"
+            self._answer(attempt)
         self._spawn(self._watch(attempt))
 
     async def _watch(self, attempt: Attempt) -> None:
         """Follow a shim that is not our child: by pidfd where its pid is known, by its lock until then."""
         while attempt.living and attempt.is_locked():
-            if attempt.shim is None:
+            if attempt.shim is None or attempt.state == "ready":
                 attempt.read()
                 self._seen_running(attempt)
             if attempt.shim is None:
                 await asyncio.sleep(0.02)  # between the request and the line that names its pid
+            elif attempt.state == "ready":
+                await asyncio.sleep(0.1)  # it may be let go at any time, by an order that an earlier hostd wrote
             elif await self._ended(*attempt.shim):
                 break
             else:
@@ -531,16 +578,24 @@ class Supervisor:
         if not attempt.living:
             return
         attempt.read()
-        if not attempt.began:
+        if not attempt.began and attempt.gated:
+            self._not_let_go(attempt)
+        elif not attempt.began:
             self._on_unmade(attempt)
         else:
             await self._unlocked(attempt)
             self._settle(attempt)
 
-    def _seen_running(self, attempt: Attempt) -> None:
-        if attempt.pid is not None and attempt.state == "starting":
+    def _seen_running(self, attempt: Attempt, tell: bool = True) -> None:
+        """Take in what the record says of a shim that does not speak to us; `tell` it, unless an answer will."""
+        if attempt.pid is not None and attempt.state in ("starting", "ready"):
             attempt.state = "stopping" if attempt.tombstone else "running"
-            self._answer(attempt)
+        elif attempt.gated and attempt.state == "starting":
+            attempt.state = "ready"
+        else:
+            return
+        self._answer(attempt)
+        if tell:
             self._on_change(attempt)
 
     async def _ended(self, pid: int, ticks: int) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from operator import attrgetter
 
-from cotenant.server.deciding import caps, reasons
+from cotenant.server.deciding import caps, preempt, reasons
 from cotenant.server.deciding.fit import Fleet
 from cotenant.server.deciding.hosts import SHARED
 from cotenant.server.deciding.leases import expired, next_due_ms
@@ -137,15 +138,21 @@ class Pass:
 def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     """What should change in `world` at `now_ms`; touches nothing.
 
-    Decisions stand in the order: ends of direct leases by id, starts in the order of the queue, waits in the order
-    of their first ask. Every ask is in exactly one Start or Wait. Equal worlds give equal answers, whatever the order
+    Decisions stand in the order: ends of direct leases by id, what becomes of preemptions under way, starts in the order
+    of the queue, waits in the order of their first ask, new preemptions. Every ask is in exactly one Start or Wait. Equal worlds give equal answers, whatever the order
     of their tuples. Slots of a lease that ends here stay taken: they are free once the host has reported them clean.
 
     An ask starts with the most cards that fit now between its minimum and maximum, on the hosts and under the caps
     of its pool. A pool is strict: an ask that waits for cards in use keeps those behind it off every slot it could use.
     """
+    due_ms, ends = next_due_ms(world, now_ms), expired(world, now_ms)
+
+    def fits(other: World, ask: Ask) -> tuple[SlotKey, ...]:
+        return Pass(other, now_ms, policy).answer(ask)[0]
+
+    world, of_preemptions = preempt.keep(world, now_ms, fits)
     if not world.asks:
-        return Decided((*expired(world, now_ms),), next_due_ms(world, now_ms), {})
+        return Decided((*ends, *of_preemptions), due_ms, {})
     state = Pass(world, now_ms, policy)
     needs_number: dict[int, int] = {}  # by identity: asks often share their Needs, and hashing one is slow
     numbers: dict[Needs, int] = {}
@@ -177,12 +184,31 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     blockers: dict[str, tuple[Blocker, ...]] = {}
     for ids, why in waits.values():
         blockers.update(dict.fromkeys(ids, why))
+    waiting = [Wait(tuple(ids), why) for ids, why in waits.values()]
+    preemptions, again_ms = _preemptions(world, now_ms, policy, starts, waiting, fits)
     return Decided(
-        decisions=(
-            *expired(world, now_ms),
-            *starts,
-            *(Wait(tuple(ids), why) for ids, why in waits.values()),
-        ),
-        wake_at_ms=next_due_ms(world, now_ms),
+        decisions=(*ends, *of_preemptions, *starts, *waiting, *preemptions),
+        wake_at_ms=min((at for at in (due_ms, again_ms) if at is not None), default=None),
         blockers=blockers,
     )
+
+
+def _preemptions(
+    world: World, now_ms: int, policy: Policy, starts: Sequence[Decision], waits: list[Wait], fits: preempt.Fits
+) -> tuple[list[preempt.Preempt], int | None]:
+    """Whom to stop for asks that do not fit, and when to look again: see `preempt.choose`."""
+    if not waits or all(pool.preempt == "off" for pool in world.pools):
+        return [], None
+    asks = {ask.id: ask for ask in world.asks}
+    for start in starts:
+        if isinstance(start, Start):
+            world = preempt.started(world, asks[start.ask_id], start.slots, now_ms)
+
+    def usable(other: World, ask: Ask) -> dict[str, frozenset[SlotKey]]:
+        seats = Fleet(other, policy, now_ms).shape(ask.pool, ask.needs).seats
+        return {
+            seat.host.name: frozenset(slot.key for _, slot in seat.host.keys(seat.cards | seat.shares))
+            for seat in seats
+        }
+
+    return preempt.choose(world, now_ms, asks, waits, fits, usable)

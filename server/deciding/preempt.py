@@ -1,0 +1,307 @@
+"""Preemption: whose work a higher priority stops, which slots are kept for it, and when it is given up.
+
+The conditions of design section 6. Whether enough comes free is not estimated here: the candidates are taken out of the
+world, and the pass itself (`fits`) says whether the asker would start there, under every cap and the reserve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, islice
+from typing import TypeAlias
+
+from cotenant.server.deciding.world import (
+    Ask,
+    Holding,
+    Needs,
+    OwnerRules,
+    PoolRules,
+    Preempt,
+    Preemption,
+    Slot,
+    SlotKey,
+    Start,
+    Wait,
+    Withdraw,
+    World,
+)
+
+Fits: TypeAlias = Callable[[World, Ask], tuple[SlotKey, ...]]
+"""The slots that an ask would get in a world if nobody else asked; empty when it would wait."""
+Usable: TypeAlias = Callable[[World, Ask], Mapping[str, frozenset[SlotKey]]]
+"""By host, the slots that an ask's needs allow, whatever their state."""
+
+#: Nobody is stopped within this time of something being written to his checkpoints (design section 6).
+WRITING_MS = 30_000
+#: Sets of victims that are tried by a pass each before the asker simply waits; the best come first.
+TRIES = 12
+#: Sets of victims that are compared on one host. Eight cards with eight holders have 255.
+SETS_PER_HOST = 300
+#: What an ask may wait for so that stopping others can help it.
+HELPED = frozenset({"busy", "quota_pool", "reserve", "host_cpu", "host_memory", "host_disk", "host_limit"})
+
+
+def keep(world: World, now_ms: int, fits: Fits) -> tuple[World, list[Start | Withdraw]]:
+    """The world for all others while preemptions are under way, and what becomes of their askers.
+
+    Slots of a running preemption are kept: to all others they look held. An asker that starts now, on them or elsewhere,
+    is in the returned world as a holding; its preemption is withdrawn where nobody was told to end yet.
+    """
+    if not world.preemptions:
+        return world, []
+    asks = {ask.id: ask for ask in world.asks}
+    running = sorted(world.preemptions, key=lambda p: p.id)
+    found: list[Start | Withdraw] = []
+    gone: set[str] = set()
+    for preemption in running:
+        ask = asks.get(preemption.ask_id)
+        if ask is None:
+            if not preemption.stopping:
+                gone.add(preemption.id)
+                found.append(Withdraw(preemption.id, "its asker is gone"))
+            continue
+        others = [other for other in running if other.id not in gone and other.id != preemption.id]
+        keys = fits(replace(_held(world, others), asks=()), ask)
+        if keys:
+            gone.add(preemption.id)
+            found.append(Start(ask.id, ask.kind, keys))
+            if not preemption.stopping:
+                found.append(Withdraw(preemption.id, "its asker fits without it"))
+            world = started(world, ask, keys, now_ms)
+    return _held(world, [one for one in running if one.id not in gone]), found
+
+
+def started(world: World, ask: Ask, keys: tuple[SlotKey, ...], now_ms: int) -> World:
+    """The world with `ask` on these slots and no longer waiting."""
+    holding = Holding(
+        id=f"start:{ask.id}", kind="job", owner=ask.owner, agent=ask.agent, human=ask.human, pool=ask.pool, slots=keys,
+        granted_at_ms=now_ms, hard_end_ms=now_ms + ask.hours_ms, priority=ask.priority, cpus=ask.needs.cpus, memory_mib=ask.needs.memory_mib,
+        disk_mib=ask.needs.disk_mib, exclusive=ask.needs.exclusive_host, array=ask.array,
+    )  # fmt: skip
+    taken = frozenset(keys)
+    return replace(
+        world,
+        asks=tuple(other for other in world.asks if other.id != ask.id),
+        holdings=(*world.holdings, holding),
+        slots=tuple(replace(s, state="held", lease_id=holding.id) if s.key in taken else s for s in world.slots),
+    )
+
+
+def choose(
+    world: World, now_ms: int, asks: Mapping[str, Ask], waits: Iterable[Wait], fits: Fits, usable: Usable
+) -> tuple[list[Preempt], int | None]:
+    """For the first ask of each pool that does not fit: whom to stop for it; and when to look again, or None.
+
+    `world` is as it stands after the starts of this pass, `waits` in the order in which the asks were looked at. One
+    preemption at a time in a pool. Equal worlds give equal answers.
+    """
+    pools = {pool.name: pool for pool in world.pools if pool.preempt != "off"}
+    if not pools:
+        return [], None
+    owners = {owner.owner: owner for owner in world.owners}
+    spoken = {name for one in world.preemptions for name in one.victims}
+    passed = {one.pool for one in world.preemptions}
+    found: list[Preempt] = []
+    due: list[int] = []
+    for wait in waits:
+        ask = asks[wait.ask_ids[0]]
+        pool = pools.get(ask.pool)
+        if pool is None or ask.pool in passed or any(blocker.code not in HELPED for blocker in wait.blockers):
+            continue
+        passed.add(ask.pool)  # whatever comes of it: who is behind it does not pass it
+        right = _right_ms(ask, owners)
+        if right > now_ms:
+            due.append(right)
+            continue
+        victims, later = candidates(world, ask, pool, now_ms, spoken)
+        due.extend(later)
+        chosen = _best(world, ask, victims, now_ms, fits, usable) if victims else None
+        if chosen is not None:
+            found.append(chosen)
+            spoken |= set(chosen.victims)
+    return found, min((at for at in due if at > now_ms), default=None)
+
+
+def _right_ms(ask: Ask, owners: Mapping[str, OwnerRules]) -> int:
+    owner = owners.get(ask.owner)
+    return 0 if owner is None else owner.no_preempt_until_ms
+
+
+def candidates(
+    world: World, ask: Ask, pool: PoolRules, now_ms: int, spoken: set[str]
+) -> tuple[list[Holding], list[int]]:
+    """(who may be stopped for `ask` now, by id; when others may be)."""
+    allowed = {pool.name, *(pool.preempt_from if pool.preempt == "from" else ())}
+    found: list[Holding] = []
+    later: list[int] = []
+    for lease in world.holdings:
+        if lease.priority >= ask.priority or lease.pool not in allowed or lease.id in spoken:
+            continue
+        if lease.kind != "job" or not (lease.preemptible and lease.resumable):
+            continue
+        if lease.stopping or lease.suspended or lease.lost:
+            continue
+        free_ms = lease.immune_until_ms
+        if lease.writing_ms is not None:
+            free_ms = max(free_ms, lease.writing_ms + WRITING_MS)
+        if free_ms > now_ms:
+            later.append(free_ms)
+        else:
+            found.append(lease)
+    return sorted(found, key=lambda lease: lease.id), later
+
+
+def lost_ms(lease: Holding, now_ms: int) -> int:
+    """The work that would be lost if the lease ended now without another save."""
+    since = lease.granted_at_ms if lease.checkpoint_ms is None else lease.checkpoint_ms
+    return max(0, now_ms - since)
+
+
+def _best(
+    world: World, ask: Ask, victims: Sequence[Holding], now_ms: int, fits: Fits, usable: Usable
+) -> Preempt | None:
+    """The fewest, lowest, least lost of the sets of victims whose end lets `ask` start; None when none does."""
+
+    def cost(some: tuple[Holding, ...]) -> tuple[object, ...]:
+        return (
+            len(some),
+            max(lease.priority for lease in some),
+            sum(lease.priority for lease in some),
+            sum(lost_ms(lease, now_ms) for lease in some),
+            tuple(lease.id for lease in some),
+        )
+
+    allowed = usable(world, ask)
+    sets = {_by_id(some) for some in _sets(world, ask, victims, now_ms, allowed) if some}
+    for some in sorted(sets, key=cost)[:TRIES]:
+        keys = fits(without(world, some), ask)
+        if keys:
+            return Preempt(ask.id, tuple(lease.id for lease in some), keys)
+    return None
+
+
+def _by_id(some: Iterable[Holding]) -> tuple[Holding, ...]:
+    return tuple(sorted(some, key=lambda lease: lease.id))
+
+
+def _sets(
+    world: World, ask: Ask, victims: Sequence[Holding], now_ms: int, allowed: Mapping[str, frozenset[SlotKey]]
+) -> list[tuple[Holding, ...]]:
+    """Sets of victims that may be enough: on one host, over hosts for a job that wants several, and wherever caps are short."""
+    sets: list[tuple[Holding, ...]] = []
+    cheap: list[tuple[tuple[int, int, int, str], tuple[Holding, ...]]] = []
+    for host in sorted(allowed):
+        on_it = _on_host(world, ask, victims, host, allowed[host], now_ms)
+        sets += on_it
+        if on_it:
+            least = min(on_it, key=lambda some: _price(some, now_ms))
+            cheap.append(((*_price(least, now_ms), host), least))
+    nodes = max(1, ask.needs.nodes)
+    if nodes > 1:
+        # hosts that are free as they are cost nothing: the cheapest make up what is missing
+        cheap.sort(key=lambda one: one[0])
+        for count in range(1, min(nodes, len(cheap)) + 1):
+            sets.append(tuple(lease for _, some in cheap[:count] for lease in some))
+    # a cap on the pool is lifted by whoever ends in it, on whatever host
+    in_pool = sorted(
+        (lease for lease in victims if lease.pool == ask.pool),
+        key=lambda lease: (-len(lease.slots), lease.priority, lost_ms(lease, now_ms), lease.id),
+    )
+    cards = max(1, ask.needs.gpus_min) * nodes
+    for lease in in_pool[:TRIES]:
+        sets.append((lease,))
+    for count in range(2, min(len(in_pool), cards) + 1):
+        sets.append(tuple(in_pool[:count]))
+    return sets
+
+
+def _price(some: tuple[Holding, ...], now_ms: int) -> tuple[int, int, int]:
+    return (
+        len(some),
+        max((lease.priority for lease in some), default=0),
+        sum(lost_ms(lease, now_ms) for lease in some),
+    )
+
+
+def _on_host(
+    world: World, ask: Ask, victims: Sequence[Holding], host: str, allowed: frozenset[SlotKey], now_ms: int
+) -> list[tuple[Holding, ...]]:
+    """Smallest sets of victims on one host whose end leaves enough there, by what they hold and booked."""
+    here = [lease for lease in victims if any(key[0] == host for key in lease.slots)]
+    if not here:
+        return []
+    needs = ask.needs
+    if needs.exclusive_host:
+        mine = {lease.id for lease in here}
+        everybody = {lease.id for lease in world.holdings if any(key[0] == host for key in lease.slots)}
+        return [tuple(here)] if mine == everybody else []
+    free = sum(1 for slot in world.slots if slot.key in allowed and slot.state == "free")
+    missing = max(1, needs.gpus_min) - free
+    short = _short(world, needs, host)
+
+    def gives(lease: Holding) -> int:
+        return sum(1 for key in lease.slots if key in allowed)
+
+    def enough(some: tuple[Holding, ...]) -> bool:
+        return (
+            sum(gives(lease) for lease in some) >= missing
+            and sum(lease.cpus for lease in some) >= short[0]
+            and sum(lease.memory_mib for lease in some) >= short[1]
+            and sum(lease.disk_mib for lease in some) >= short[2]
+        )
+
+    order = sorted(here, key=lambda lease: (lease.priority, lost_ms(lease, now_ms), lease.id))
+    for count in range(1, len(order) + 1):
+        # the cheapest come first, so that the bound on their number cuts off the dearest
+        found = [some for some in islice(combinations(order, count), SETS_PER_HOST) if enough(some)]
+        if found:
+            return found
+    widest = sorted(here, key=lambda lease: (-gives(lease), lease.priority, lost_ms(lease, now_ms), lease.id))
+    for count in range(1, len(widest) + 1):
+        if enough(tuple(widest[:count])):
+            return [tuple(widest[:count])]
+    return []
+
+
+def _short(world: World, needs: Needs, host: str) -> tuple[int, int, int]:
+    """What of processors, memory and disk is missing on a host."""
+    view = next((view for view in world.hosts if view.name == host), None)
+    if view is None:
+        return (0, 0, 0)
+    there = [lease for lease in (*world.holdings, *world.cleaning) if any(key[0] == host for key in lease.slots)]
+    return (
+        needs.cpus - view.cpus + sum(lease.cpus for lease in there) if needs.cpus else 0,
+        needs.memory_mib - view.memory_mib + sum(lease.memory_mib for lease in there) if needs.memory_mib else 0,
+        needs.disk_mib - view.disk_mib + sum(lease.disk_mib for lease in there) if needs.disk_mib else 0,
+    )
+
+
+def without(world: World, victims: Iterable[Holding]) -> World:
+    """The world once these leases have ended and their slots are clean; nobody else asks in it."""
+    gone = {lease.id for lease in victims}
+    keys = frozenset(key for lease in world.holdings if lease.id in gone for key in lease.slots)
+    return replace(
+        world,
+        asks=(),
+        holdings=tuple(lease for lease in world.holdings if lease.id not in gone),
+        slots=tuple(_freed(slot) if slot.key in keys else slot for slot in world.slots),
+    )
+
+
+def _freed(slot: Slot) -> Slot:
+    return replace(slot, state="free", lease_id=None, reason="")
+
+
+def _held(world: World, preemptions: Sequence[Preemption]) -> World:
+    """The world with the free slots of these preemptions out of reach."""
+    kept = {key: one.id for one in preemptions for key in one.slots}
+    if not kept:
+        return world
+    return replace(
+        world,
+        slots=tuple(
+            replace(slot, state="held", lease_id=kept[slot.key]) if slot.state == "free" and slot.key in kept else slot
+            for slot in world.slots
+        ),
+    )

@@ -21,6 +21,7 @@ from cotenant.server.deciding.world import (
     Needs,
     Policy,
     PoolRules,
+    Preempt,
     SlotKey,
     Start,
     Wait,
@@ -195,7 +196,7 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
 
 def _preemptions(
     world: World, now_ms: int, policy: Policy, starts: Sequence[Decision], waits: list[Wait], fits: preempt.Fits
-) -> tuple[list[preempt.Preempt], int | None]:
+) -> tuple[list[Preempt], int | None]:
     """Whom to stop for asks that do not fit, and when to look again: see `preempt.choose`."""
     if not waits or all(pool.preempt == "off" for pool in world.pools):
         return [], None

@@ -29,6 +29,7 @@ from cotenant.hostd.protocol import (
     AttemptReport,
     CardProcess,
     ExitRecord,
+    Progress,
     ProtocolError,
     Refused,
     SlotRef,
@@ -99,12 +100,15 @@ class Attempt:
         self.acked = False
         self.forgotten = False
         self.peaks: Dict[str, int] = {}
+        self.checkpoint: Optional[Tuple[str, Tuple[int, int, int]]] = None  # the newest seen complete: name, signature
+        self.notice: Optional[Dict[str, Any]] = None  # the last one it was given: its id, and what lay there then
         self.standing = False  # its tree is stopped
         self.suspended_s = 0.0  # in all suspensions that are over
         # judged by hostd
         self.clean: Optional[bool] = None
         self.unclean: Tuple[CardProcess, ...] = ()
         self.message: Optional[str] = None
+        self.progress: Optional[Progress] = None  # of one that is over
         self.stop_by: Optional[float] = None  # CLOCK_BOOTTIME when the ladder must be over
         # the supervisor's handles
         self.lock = -1  # the record, locked, from its making until a shim has it
@@ -157,6 +161,7 @@ class Attempt:
             unclean=self.unclean,
             refusal="tombstoned" if self.state == "never" and self.tombstone else None,
             message=self.message,
+            progress=self.progress,
             suspended=self.suspended,
             suspended_ms=int(self.suspended_s * 1000),
         )
@@ -166,6 +171,11 @@ class Attempt:
     @property
     def record_path(self) -> str:
         return self.base + ".record"
+
+    @property
+    def notice_path(self) -> str:
+        """The file that tells the command what it is asked for; the variable COTENANT_NOTICE_FILE names it."""
+        return self.base + ".notice"
 
     def log_path(self, stream: str) -> str:
         return f"{self.base}.{stream}" if self.base else os.devnull
@@ -211,6 +221,10 @@ class Attempt:
             self.take_exit(said["main"])
         elif "peaks" in said:
             self.peaks = said["peaks"]
+        elif "checkpoint" in said:
+            self.checkpoint = said["checkpoint"]
+        elif "notice" in said:
+            self.notice = said["notice"]
         elif "suspended" in said:
             self.standing = True
         elif "resumed" in said:
@@ -336,9 +350,10 @@ class Attempts:
             "accepted_at": time.clock_gettime(time.CLOCK_BOOTTIME),
             "wants_secrets": bool(spec.secret_env),
         }
-        body = ('{"spec":' + text + "," + json.dumps(accepted)[1:] + "\n").encode("utf-8", "surrogateescape")
         with storage():
             base, record = self._locked()
+            accepted["launch_env"] = {**launch_env, "COTENANT_NOTICE_FILE": os.path.abspath(base + ".notice")}
+            body = ('{"spec":' + text + "," + json.dumps(accepted)[1:] + "\n").encode("utf-8", "surrogateescape")
             try:
                 if os.write(record, body) < len(body):
                     raise OSError("the disk is full")
@@ -455,6 +470,7 @@ class Attempts:
             _remove(base)
             return
         with contextlib.suppress(OSError):
+            _unlink(base + ".notice")
             _blank(base + ".record")
             self._ready.append(base)
 
@@ -528,6 +544,10 @@ def _read(path: str) -> bytes:
 
 
 def _remove(base: str) -> None:
-    for ending in (".record", ".out", ".err"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(base + ending)
+    for ending in (".record", ".out", ".err", ".notice"):
+        _unlink(base + ending)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

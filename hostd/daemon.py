@@ -28,6 +28,8 @@ TEND_S = 5.0
 FACTS_S = 15.0
 #: Seconds between two looks at whether logs grew; who follows one waits at most this long.
 LOGS_S = 0.5
+#: Seconds between two times at which the signs of work of living attempts are gathered.
+WATCH_S = 0.5
 #: How soon after an answer the pace is looked at anew: something may have been leased.
 PACE_AGAIN_S = 0.05
 #: Telemetry is dropped while this much waits to be sent.
@@ -231,7 +233,7 @@ class Daemon:
         """Look at cards and logs as often as needed and no oftener; idle without cards costs nothing."""
         host, loop = self._host, asyncio.get_running_loop()
         assert host is not None
-        looked = tended = told = listened = loop.time()
+        looked = tended = told = listened = watched = loop.time()
         while True:
             now = loop.time()
             waits = []
@@ -252,6 +254,12 @@ class Daemon:
                     if grown := host.grown_logs():
                         self._telemetry({"jobs": grown}, name="logs")
                 waits.append(listened + LOGS_S - now)
+            if host.attempts.living():
+                if now >= watched + WATCH_S:
+                    watched = now
+                    if news := host.watching.tick():
+                        self._telemetry({"attempts": news}, name="progress")
+                waits.append(watched + WATCH_S - now)
             if len(host.attempts) and host.busy:
                 if now >= tended + TEND_S:
                     tended = now
@@ -296,6 +304,14 @@ def _operations(host: Host) -> Dict[str, Callable[[Dict[str, Any]], Awaitable[An
         "signal": lambda a: host.signal(_text(a, "attempt_id"), _number(a, "signal")),
         "suspend": lambda a: host.suspend(_text(a, "attempt_id"), _seconds(a, "max_s")),
         "resume": lambda a: host.resume(_text(a, "attempt_id")),
+        "notice": lambda a: host.notice(
+            _text(a, "attempt_id"),
+            _text(a, "notice_id"),
+            _what(a),
+            _text(a, "why"),
+            None if a.get("by_s") is None else _seconds(a, "by_s"),
+            _maybe_number(a, "signal"),
+        ),
         "probe": lambda a: host.probe(_text(a, "attempt_id")),
         "hold": lambda a: host.hold(_text(a, "lease_id"), _number(a, "fence"), slots_of(a.get("slots"))),
         "unhold": lambda a: host.unhold(_text(a, "lease_id"), None if a.get("slots") is None else slots_of(a["slots"])),
@@ -310,6 +326,13 @@ def _operations(host: Host) -> Dict[str, Callable[[Dict[str, Any]], Awaitable[An
         ),
         "forget": lambda a: host.forget(_texts(a, "attempt_ids")),
     }
+
+
+def _what(args: Dict[str, Any]) -> str:
+    what = _text(args, "what")
+    if what not in ("save", "stop", "none"):
+        raise Refused("bad_request", f"what: save, stop or none was expected, not {what!r}")
+    return what
 
 
 def _number(args: Dict[str, Any], name: str) -> int:

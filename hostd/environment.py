@@ -28,6 +28,9 @@ def launch_environment(spec: StartSpec, cards: Mapping[str, Sighting], home: Map
     # CUDA takes MIG instances by uuid alone, and one list cannot mix both ways.
     by_uuid = any(cards[uuid].mig_parent for uuid in uuids) or spec.visible_by == "uuid"
     visible = [] if simulated else uuids if by_uuid else [str(cards[uuid].index) for uuid in uuids]
+    saving = {} if spec.checkpoint is None else {"COTENANT_CHECKPOINT_DIR": spec.checkpoint.dir}
+    if spec.resume_path is not None:
+        saving["COTENANT_RESUME_FROM"] = spec.resume_path
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(visible),
@@ -38,5 +41,6 @@ def launch_environment(spec: StartSpec, cards: Mapping[str, Sighting], home: Map
         "COTENANT_JOB": spec.job_id,
         "COTENANT_ATTEMPT": spec.attempt_id,
         "COTENANT_EPOCH": str(spec.epoch),
+        **saving,
         **home,
     }

@@ -29,6 +29,7 @@ from cotenant.hostd.protocol import (
     Hello,
     HostFacts,
     LogPage,
+    Progress,
     Refused,
     SlotRef,
     StartSpec,
@@ -39,6 +40,7 @@ from cotenant.hostd.protocol import (
 from cotenant.hostd.starting import Starting
 from cotenant.hostd.state import State
 from cotenant.hostd.supervisor import Supervisor
+from cotenant.hostd.watching import Watching
 
 #: The longest that a command may wait for its word.
 GATE_MAX_S = 3600.0
@@ -81,8 +83,9 @@ class Host:
         self._report = report
         self._shows = shows
         self.looks = Looks(cards)
+        self.watching = Watching(attempts, self.supervisor, self._later)
         self.starting = Starting(
-            state, attempts, self.supervisor, self.looks, self.judge, locks, self._later, self._changed
+            state, attempts, self.supervisor, self.looks, self.judge, locks, self._later, self._changed, self.watching
         )
         self._tasks: Set[asyncio.Task[None]] = set()
         self._card_told: Dict[str, Tuple[Any, ...]] = {}
@@ -216,6 +219,12 @@ class Host:
         attempt = self._get(attempt_id)
         await self.supervisor.resume(attempt)
         return attempt.report()
+
+    async def notice(
+        self, attempt_id: str, notice_id: str, what: str, why: str, by_s: Optional[float], number: Optional[int]
+    ) -> Progress:
+        """Tell a running attempt to save, that it will be stopped, or never mind: see `Watching.notice`."""
+        return await self.watching.notice(self._get(attempt_id), check_id(notice_id), what, why, by_s, number)
 
     async def probe(self, attempt_id: str) -> AttemptReport:
         """Where the attempt stands; `unknown` when this host knows nothing of it."""
@@ -365,7 +374,7 @@ class Host:
         self._report("attempt", attempt.id, attempt.report())
 
     def _ended(self, attempt: Attempt) -> None:
-        if attempt.cards or attempt.survivors:
+        if attempt.cards or attempt.survivors or (attempt.spec is not None and attempt.spec.checkpoint is not None):
             self._later(self._clean_up(attempt))
         else:
             attempt.clean = True
@@ -378,6 +387,8 @@ class Host:
     async def _clean_up(self, attempt: Attempt) -> None:
         """Check that the attempt's slots are free, tell its end with the answer, and look on until they are."""
         told = False
+        if attempt.spec is not None and attempt.spec.checkpoint is not None:
+            await self.watching.last_look(attempt)
         while True:
             left = self._left_of(attempt)
             seen = await self.looks.fresh(attempt.cards) if attempt.cards else []

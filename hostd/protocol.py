@@ -61,6 +61,7 @@ REFUSALS: Dict[str, str] = {
     "bad_workdir": "the working directory is missing or not accessible",
     "unknown_attempt": "no such attempt was ever here",
     "not_running": "the attempt has no process now",
+    "no_checkpoint": "the checkpoint that the attempt shall go on from is not here",
     "bad_request": "an argument is missing or has the wrong type",
     "storage": "the host's state directory cannot be written",
 }
@@ -160,6 +161,39 @@ class ExitRecord:
 
 
 @dataclass(frozen=True)
+class CheckpointRef:
+    """Where an attempt saves its progress. `dir` is absolute; `manifest` as in checkpoints.Directory."""
+
+    dir: str
+    manifest: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class CheckpointSeen:
+    """The newest complete checkpoint in an attempt's directory. `age_ms` is by the host's clock."""
+
+    name: str
+    path: str
+    size_bytes: int = 0
+    age_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Signs of work of one attempt. Ages in milliseconds before this was told; None: never seen, or nothing to look at."""
+
+    attempt_id: str
+    lease_id: str = ""
+    log_bytes: int = 0
+    log_ago_ms: Optional[int] = None  # since its logs grew
+    checkpoint: Optional[CheckpointSeen] = None
+    writing_ago_ms: Optional[int] = None  # since something changed in its checkpoint directory
+    skipped: Tuple[str, ...] = ()  # newer checkpoints that are not complete, each with its reason
+    notice: Optional[str] = None  # id of the last notice that it was given
+    saved: bool = False  # a complete checkpoint is there that was not when that notice was given
+
+
+@dataclass(frozen=True)
 class AttemptReport:
     """Where one attempt stands on its host.
 
@@ -185,6 +219,7 @@ class AttemptReport:
     unclean: Tuple[CardProcess, ...] = ()
     refusal: Optional[str] = None  # why a start was not made, one of REFUSALS
     message: Optional[str] = None
+    progress: Optional[Progress] = None  # of one that is over: the last look at its checkpoints
     suspended: bool = False  # while running: its processes are stopped, and its time limit stands still
     suspended_ms: int = 0  # in all suspensions that are over
 
@@ -213,6 +248,10 @@ class StartSpec:
     visible_by: str = "index"  # index | uuid: what CUDA_VISIBLE_DEVICES is set to
     log_max_mib: int = 1024
     gate_s: Optional[float] = None  # made ready, it waits this long for `go`, and never starts without it
+    checkpoint: Optional[CheckpointRef] = None
+    resume_path: Optional[str] = (
+        None  # the checkpoint it goes on from; refused with no_checkpoint where it is not there
+    )
 
 
 @dataclass(frozen=True)
@@ -284,6 +323,7 @@ class CleanCheck:
 #   suspend      {attempt_id, max_s}       STOP to its tree, at most so long in all -> AttemptReport
 #   resume       {attempt_id}                  CONT to its tree        -> AttemptReport
 #                (both are safe to repeat; a report that does not say so means that its shim has not come to it yet)
+#   notice       {attempt_id, notice_id, what: save|stop|none, why, by_s | null, signal | null} once per id -> Progress
 #   probe        {attempt_id}                                         -> AttemptReport
 #   hold         {lease_id, fence, slots}      a direct lease begins   -> CleanCheck (Refused when not clean)
 #   unhold       {lease_id, slots?}            a direct lease ended    -> CleanCheck (of `slots` when it was never held)
@@ -296,7 +336,8 @@ class CleanCheck:
 #   ack          {seq}                         no reply
 # Reports: "attempt" (AttemptReport) on every change; "clean" {lease_id, CleanCheck} when slots of an
 #   ended lease became clean; "card" (CardState) when a card's state changed; "facts" (HostFacts) when nvml changed.
-# Telemetry: "cards" {"cards": [CardState], "facts": HostFacts}; "logs" {"jobs": [job_id]} when logs of these grew.
+# Telemetry: "cards" {"cards": [CardState], "facts": HostFacts}; "logs" {"jobs": [job_id]} when logs of these grew;
+#   "progress" {"attempts": [Progress]} when a checkpoint came or is being written, and of all every few seconds.
 
 
 def shown_cards(simulated: int, only: Optional[Sequence[str]], but: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from cotenant.hostd.looks import Looks
 from cotenant.hostd.protocol import AttemptReport, Refused, SlotRef, StartSpec, slots_of
 from cotenant.hostd.state import State, overlap
 from cotenant.hostd.supervisor import RESUME_START_WITHIN_S, Gate, Supervisor
+from cotenant.hostd.watching import Watching
 
 #: Secrets reach the shim in one message of a unix socket, which Linux cuts off at 212,992 bytes (wmem_default).
 SECRETS_MAX_BYTES = 160 * 1024
@@ -43,6 +44,7 @@ class Starting:
         locks: CardLocks,
         later: Later,
         on_change: Callable[[Attempt], None],
+        watching: Watching,
     ) -> None:
         self.state = state
         self.attempts = attempts
@@ -52,6 +54,7 @@ class Starting:
         self.locks = locks
         self._later = later
         self._on_change = on_change
+        self._watching = watching
         self._home = {"COTENANT_STATE_DIR": state.directory, "COTENANT_LOCK_DIR": state.lock_directory}
         self._going: Dict[str, Tuple[str, asyncio.Future[AttemptReport]]] = {}
         self._unmade: Set[str] = set()  # accepted by a hostd that died; not handed to a shim yet
@@ -129,6 +132,16 @@ class Starting:
         self.state.check_fence(spec.slots, spec.fence)
         if spec.workdir and not _enterable(spec.workdir):
             raise Refused("bad_workdir", f"{spec.workdir} is not a directory that this host's user can enter")
+        if spec.resume_path and not _is_there(spec.resume_path):
+            raise Refused("no_checkpoint", f"{spec.resume_path} is not on this host", {"path": spec.resume_path})
+        await self._watching.before(spec)
+        try:
+            return await self._begin(spec, text)
+        except Refused:
+            self._watching.forget(spec.attempt_id)
+            raise
+
+    async def _begin(self, spec: StartSpec, text: str) -> AttemptReport:
         seen = await self._admit(spec)
         if spec.attempt_id in self.state.tombstones:
             raise Refused("tombstoned", f"a stop of attempt {spec.attempt_id} came before its start")
@@ -246,6 +259,10 @@ class Starting:
         for uuid in uuids:
             if uuid not in seen:
                 raise Refused("no_such_card", f"no card {uuid} is here", {"uuid": uuid})
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path)
 
 
 def _enterable(path: str) -> bool:

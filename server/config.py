@@ -20,6 +20,8 @@ from cotenant.server.deciding.world import OwnerRules, PoolRules
 from cotenant.server.model import text
 
 FILE = "cotenant.toml"
+#: How many ports a host is asked about at once.
+PORTS_MAX = 4096
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 Visibility: TypeAlias = Literal["owner", "open"]
 
@@ -77,6 +79,10 @@ KEYS: dict[str, dict[str, Key]] = {
             "int", "seconds in which a granted claim must be picked up with heartbeat", 600, low=10, high=86400
         ),
         "default_pool": Key("str", "pool of whoever names none", "default"),
+        "gang_port_from": Key(
+            "int", "first TCP port at which jobs over several hosts may meet (MASTER_PORT)", 29500, low=1024, high=65535
+        ),
+        "gang_port_to": Key("int", "last such port", 29999, low=1024, high=65535),
         "hostd_python": Key("path", "Python that runs hostd; unset: the server's own"),
         "session_idle_s": Key(
             "int", "seconds after which an unused session of an older MCP client ends", 1800, low=1, high=604800
@@ -159,6 +165,8 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     session_idle_s: int = 1800
     streams_per_caller: int = 64
+    gang_port_from: int = 29500
+    gang_port_to: int = 29999
     config_file: Path | None = None
 
 
@@ -221,6 +229,12 @@ def parse(
     server = sections.one("server")
     defaults = sections.one("defaults")
     default_pool: str = server["default_pool"]
+    ports = server["gang_port_to"] - server["gang_port_from"]
+    if not 0 <= ports <= PORTS_MAX:
+        key = "gang_port_from" if "gang_port_from" in tree.get("server", {}) else "gang_port_to"
+        raise read.error(
+            "server", key, f"gang_port_from to gang_port_to must be 1 to {PORTS_MAX} ports, in this order."
+        )
 
     pools: dict[str, PoolRules] = {}
     visibility: dict[str, Visibility] = {}
@@ -265,6 +279,8 @@ def parse(
         allowed_origins=server["allowed_origins"],
         session_idle_s=server["session_idle_s"],
         streams_per_caller=server["streams_per_caller"],
+        gang_port_from=server["gang_port_from"],
+        gang_port_to=server["gang_port_to"],
         config_file=config_file,
     )
 

@@ -29,7 +29,7 @@ from cotenant.tools.words import (
 )
 
 #: Parsed, so that each gets its sentence, but not advertised while nothing can honour them.
-_HIDDEN = (*NOT_YET, "runner", "nodes", "on_host_loss", "max_suspend_h")
+_HIDDEN = (*NOT_YET, "runner", "on_host_loss", "max_suspend_h")
 #: The longest that one call is held, however long the caller would wait; a protocol task holds nothing and may last.
 _HELD_MAX_S = 600.0
 JobFilter = Literal[

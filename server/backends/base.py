@@ -37,6 +37,18 @@ class Host(Protocol):
         """Start one attempt. Repeating is safe: the host keys on `attempt_id`."""
         ...
 
+    async def prepare(self, spec: StartSpec) -> AttemptReport:
+        """Make one start ready; its command waits for `go`, `spec.gate_s` at most. Repeating is safe."""
+        ...
+
+    async def go(self, attempt_id: str) -> AttemptReport:
+        """Let what was made ready begin. Repeating is safe."""
+        ...
+
+    async def free_port(self, low: int, high: int, but: Sequence[int]) -> int | None:
+        """The lowest TCP port from `low` to `high`, none of `but`, that nobody there listens on."""
+        ...
+
     async def stop(self, attempt_id: str, reason: str, grace_s: float) -> AttemptReport:
         """Order a stop. A tombstone makes sure that a later start of the same attempt is refused."""
         ...

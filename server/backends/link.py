@@ -260,6 +260,16 @@ class HostLink:
     async def start(self, spec: StartSpec) -> AttemptReport:
         return protocol.from_wire(AttemptReport, await self._call("start", spec))
 
+    async def prepare(self, spec: StartSpec) -> AttemptReport:
+        return protocol.from_wire(AttemptReport, await self._call("prepare", spec))
+
+    async def go(self, attempt_id: str) -> AttemptReport:
+        return protocol.from_wire(AttemptReport, await self._call("go", {"attempt_id": attempt_id}))
+
+    async def free_port(self, low: int, high: int, but: Sequence[int]) -> int | None:
+        answer = await self._call("free_port", {"low": low, "high": high, "but": list(but)})
+        return None if answer["port"] is None else int(answer["port"])
+
     async def stop(self, attempt_id: str, reason: str, grace_s: float) -> AttemptReport:
         answer = await self._call("stop", {"attempt_id": attempt_id, "reason": reason, "grace_s": grace_s})
         return protocol.from_wire(AttemptReport, answer)

@@ -16,7 +16,7 @@ from cotenant.server.errors import OutcomeUnknown, Unreachable
 from cotenant.server.model.caller import LOOP, Caller
 from cotenant.server.model.states import LeaseState
 from cotenant.server.model.text import clean
-from cotenant.server.store import events, leases, meta
+from cotenant.server.store import events, leases, meta, ranks
 from cotenant.server.store.db import Tx
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 SAY_AGAIN_S: Final = 2.0
 REFUSED_AGAIN_S: Final = 30.0
 #: States in which an attempt has processes, as hosts tell them.
-_LIVING: Final = frozenset({"starting", "running", "stopping"})
+_LIVING: Final = frozenset({"starting", "ready", "running", "stopping"})
 
 
 class Holds:
@@ -194,9 +194,14 @@ class Holds:
                 "SELECT id, state FROM attempt WHERE lease_id = ? ORDER BY epoch DESC LIMIT 1", (lease_id,)
             ).fetchone()
         )
-        report = await link.probe(attempt["id"])
+        rank = self._context.db.peek(lambda c: ranks.on_host(c, attempt["id"], link.name))
+        if rank is not None and attempt["state"] == "ended" and rank["exit"] is None:
+            # it may still be on its way there, or stand ready: the stop makes sure that it never begins
+            report = await link.stop(rank["id"], "evict", 10)
+        else:
+            report = await link.probe(attempt["id"] if rank is None else rank["id"])
         if report.state in _LIVING:
-            if attempt["state"] == "ended":
+            if attempt["state"] == "ended" and rank is None:
                 # given up in the records, and there all the same
                 await link.stop(attempt["id"], "evict", 10)
             return CleanCheck(clean=False, unclean=report.unclean)

@@ -13,7 +13,8 @@ from cotenant.hostd import protocol
 from cotenant.hostd.protocol import AttemptReport, CardProcess, CardState, CleanCheck, Hello, Welcome
 from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.backends.link import HostLink, read_cards
-from cotenant.server.control import outcomes, placing
+from cotenant.server.control import gangs, outcomes, placing
+from cotenant.server.control import ranks as of_ranks
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import Holds, free_slots
 from cotenant.server.control.jobs import Jobs
@@ -23,7 +24,7 @@ from cotenant.server.live import LiveHost
 from cotenant.server.model.caller import LOOP, Caller
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LinkState
 from cotenant.server.model.text import clean
-from cotenant.server.store import events, jobs, leases, meta
+from cotenant.server.store import events, jobs, leases, meta, ranks
 from cotenant.server.store import hosts as rows
 from cotenant.server.store.db import Tx
 from cotenant.server.version import version
@@ -85,7 +86,7 @@ class Hosts:
         self.take_over.discard(name)
         self.refusals.pop(name, None)
         self._down_since.pop(name, None)
-        known = context.db.peek(lambda c: jobs.attempts_on(c, name))
+        known = context.db.peek(lambda c: _attempts_on(c, name))
         # ends first: a newer attempt that is found then meets slots that are free
         for report in sorted(welcome.attempts, key=lambda r: (r.state in outcomes.LIVING, r.fence)):
             await self._take(name, report)
@@ -152,8 +153,10 @@ class Hosts:
         """An attempt that the records call alive: what does the host say of it?"""
         attempt_id = attempt["id"]
         if report is not None:
-            if attempt["job_state"] == "stopping" and report.state in ("starting", "running"):
+            if attempt["job_state"] == "stopping" and report.state in ("starting", "ready", "running"):
                 await self._jobs.carry_out_stop(attempt["job_id"])
+            elif report.state == "ready":
+                self._context.background_task(gangs.advance(self._context, attempt["attempt_id"]))
             return
         if attempt["boot_id"] is not None and attempt["boot_id"] != welcome.boot_id:
             await self._take(
@@ -165,7 +168,8 @@ class Hosts:
         elif amnesia:
             await self._gone(host.name, attempt_id)
         elif attempt["state"] in ("intended", "starting") and attempt["job_state"] == "deploying":
-            self._context.background_task(placing.start_attempt(self._context, attempt_id))
+            whole = ranks.attempt_of(attempt_id) or attempt_id
+            self._context.background_task(placing.start_attempt(self._context, whole))
         elif attempt["job_state"] == "stopping":
             await self._jobs.carry_out_stop(attempt["job_id"])
         else:
@@ -188,7 +192,7 @@ class Hosts:
         live.needs_floor, live.reason = False, ""
         self._holds.ask_now(name)
         context.keeper.observe_cards()
-        for attempt in context.db.peek(lambda c: jobs.attempts_on(c, name)):
+        for attempt in context.db.peek(lambda c: _attempts_on(c, name)):
             answer = await host.probe(attempt["id"])
             if answer.state == "unknown":
                 await self._gone(name, attempt["id"])
@@ -243,7 +247,7 @@ class Hosts:
                     and check.clean
                     and tx.one("SELECT 1 FROM lease WHERE id = ?", (lease_id,))
                 ):
-                    free_slots(tx, lease_id, now)
+                    free_slots(tx, lease_id, now, host=host)
 
             done = context.db.submit(clean_up)
             done.add_done_callback(lambda future: context.wake())
@@ -255,6 +259,10 @@ class Hosts:
     def _taken(self, host: str, report: AttemptReport, future: asyncio.Future[Any]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
+        if future.result() == "go":
+            self._context.background_task(gangs.advance(self._context, report.attempt_id.partition(".")[0]))
+        elif future.result() == "stop":
+            self._context.background_task(of_ranks.stop_others(self._context, report.attempt_id))
         if future.result() == "stray":
             self._context.background_task(placing.stop_attempt(self._context, report.attempt_id, host, "evict", 10))
         elif report.clean and report.state not in outcomes.LIVING:
@@ -364,6 +372,9 @@ class Hosts:
         def write(tx: Tx) -> None:
             if only is None and host in context.hosts:
                 return  # it came back while this waited for its turn
+            for rank in ranks.living(tx.connection, host):
+                if only in (None, rank["id"]) and rank["job_state"] not in JOB_FINAL:
+                    of_ranks.lose(tx, context, rank, said, now)
             for attempt in jobs.attempts_on(tx.connection, host):
                 if (only is not None and attempt["id"] != only) or attempt["job_state"] in JOB_FINAL:
                     continue
@@ -460,6 +471,11 @@ class Hosts:
                               host=slots[0]["host"], pool=lease["pool"], reason=clean(who, 300))  # fmt: skip
 
         await self._context.db.write(name_it)
+
+
+def _attempts_on(connection: sqlite3.Connection, host: str) -> list[sqlite3.Row]:
+    """What a host has, or may have: attempts, and ranks of attempts on several hosts."""
+    return [*jobs.attempts_on(connection, host), *ranks.living(connection, host)]
 
 
 def _lists_all(welcome: Welcome) -> bool:

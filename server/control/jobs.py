@@ -19,7 +19,7 @@ from cotenant.server.control.stopping import order_stop
 from cotenant.server.deciding.blockers import could_ever, outlook
 from cotenant.server.deciding.world import Ask, Blocker, World
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError
-from cotenant.server.model.answers import CancelAnswer, JobAnswer, SignalAnswer
+from cotenant.server.model.answers import CancelAnswer, JobAnswer, RankAnswer, SignalAnswer
 from cotenant.server.model.caller import Caller, may_operate, owns
 from cotenant.server.model.spec import JobSpec, parse_kept
 from cotenant.server.model.states import JOB_FINAL, PRIORITIES, JobState
@@ -206,9 +206,10 @@ class Jobs:
         answer = await self._views.get_job(caller, job_id)
         if answer.state != JobState.FAILED or answer.command is None or not answer.attempts:
             return answer
+        failed = next((r.rank for r in answer.attempts[-1].ranks if _named(r, answer)), None)
         for stream in ("err", "out"):
             try:
-                page = await self._logs.tail(caller, job_id, stream=stream, lines=TAIL_LINES)
+                page = await self._logs.tail(caller, job_id, stream=stream, rank=failed, lines=TAIL_LINES)
             except CotenantError as error:
                 log.info("no last lines of %s: %s", job_id, error)  # the host is away; the rest is known all the same
                 return answer
@@ -398,6 +399,11 @@ class Jobs:
         if not owns(caller, owner=row["owner"], name=row["caller"]) and not may_operate(caller):
             raise not_yours(job_id)
         return row
+
+
+def _named(rank: RankAnswer, job: JobAnswer) -> bool:
+    """Whether a job's verdict is on this rank."""
+    return bool(job.message and job.message.startswith(f"rank {rank.rank} on {rank.host}: "))
 
 
 def _kept_text(spec: JobSpec) -> str:

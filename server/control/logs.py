@@ -14,12 +14,13 @@ from cotenant.server.errors import BadRequest, Conflict, Forbidden, NotFound, Ou
 from cotenant.server.model.answers import LogAnswer
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.text import clean, mask
+from cotenant.server.store import ranks
 
 LINES_MAX: Final = 2000
 #: One page from the host; with 2,000 characters a line at most an answer stays well under a frame.
 PAGE_BYTES: Final = 256 * 1024
 LINE_CHARS: Final = 2000
-_CURSOR: Final = re.compile(r"(att_[0-9a-z]+):(out|err):(\d+)")
+_CURSOR: Final = re.compile(r"(att_[0-9a-z]+)(?:\.(\d+))?:(out|err):(\d+)")
 
 
 class Logs:
@@ -36,11 +37,14 @@ class Logs:
         *,
         stream: str = "out",
         attempt: int | None = None,
+        rank: int | None = None,
         since: str | None = None,
         lines: int = 100,
         cursor: str | None = None,
     ) -> LogAnswer:
         """The last `lines` lines, or what follows `cursor`. `since` "start" reads from the beginning.
+
+        Of a job over several hosts one rank is read, the first where none is named.
 
         Raises:
             NotFound: no such job or attempt.
@@ -76,7 +80,8 @@ class Logs:
                     code="bad_cursor",
                     hint="Leave it out to read the last lines.",
                 )
-            attempt_id, stream, offset = match[1], match[2], int(match[3])
+            attempt_id, stream, offset = match[1], match[3], int(match[4])
+            rank = None if match[2] is None else int(match[2])
         chosen = None
         for row in attempts:
             if row["id"] == attempt_id if attempt_id is not None else attempt is None or row["epoch"] == attempt:
@@ -87,17 +92,18 @@ class Logs:
             return LogAnswer(
                 job_id, None, stream, [], None, more=False, final=job["ended_at_ms"] is not None, truncated_before=False
             )
-        link = context.hosts.get(chosen["host"])
+        at, host = self._where(chosen, rank)
+        link = context.hosts.get(host)
         if link is None:
             raise Unreachable(
-                f'host "{chosen["host"]}" has the log and does not answer',
+                f'host "{host}" has the log and does not answer',
                 hint="list_hosts shows why.",
                 retry_after_s=10,
             )
         if offset is None and since == "start":
             offset = 0
         try:
-            page = await link.read_log(chosen["id"], stream, offset=offset, tail_lines=lines, max_bytes=PAGE_BYTES)
+            page = await link.read_log(at, stream, offset=offset, tail_lines=lines, max_bytes=PAGE_BYTES)
         except HostRefused as refused:
             if refused.code == "unknown_attempt":
                 over = chosen["state"] == "ended"
@@ -111,15 +117,29 @@ class Logs:
             attempt_id=chosen["id"],
             stream=stream,
             lines=[mask(clean(_last_drawn(line), LINE_CHARS, indent=True)) for line in shown],
-            cursor=f"{chosen['id']}:{stream}:{page.end}",
+            cursor=f"{at}:{stream}:{page.end}",
             more=page.end < page.size,
             final=page.final,
             truncated_before=page.start > (offset or 0),
-            note=await _note(link, chosen, stream, page, first=cursor is None),
+            note=await _note(link, chosen, at, stream, page, first=cursor is None),
         )
 
+    def _where(self, attempt: sqlite3.Row, rank: int | None) -> tuple[str, str]:
+        """(what its host calls it, that host) of an attempt, or of one rank.
 
-async def _note(link: Host, attempt: sqlite3.Row, stream: str, page: LogPage, *, first: bool) -> str | None:
+        Raises:
+            NotFound: it has no such rank.
+        """
+        if attempt["nodes"] == 1 and rank in (None, 0):
+            return attempt["id"], attempt["host"]
+        for row in self._context.db.peek(lambda c: ranks.of(c, attempt["id"])):
+            if row["rank"] == (rank or 0):
+                return row["id"], row["host"]
+        last = attempt["nodes"] - 1
+        raise NotFound(f"this attempt has no rank {rank}", code="no_such_rank", hint=f"Its ranks are 0 to {last}.")
+
+
+async def _note(link: Host, attempt: sqlite3.Row, at: str, stream: str, page: LogPage, *, first: bool) -> str | None:
     """What a reader of stdout alone would miss: how the attempt failed, and that stderr holds more. None mostly.
 
     Looked up at a log's end or where a first look finds nothing, so following a log costs no further trips.
@@ -129,7 +149,7 @@ async def _note(link: Host, attempt: sqlite3.Row, stream: str, page: LogPage, *,
     if stream != "out" or not ((at_end and failed) or (first and not page.text)):
         return None
     try:
-        more = (await link.read_log(attempt["id"], "err", offset=None, tail_lines=1, max_bytes=PAGE_BYTES)).size
+        more = (await link.read_log(at, "err", offset=None, tail_lines=1, max_bytes=PAGE_BYTES)).size
     except (HostRefused, Unreachable, OutcomeUnknown):
         more = 0  # the lines that were asked for are here all the same
     parts = []

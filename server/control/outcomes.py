@@ -18,6 +18,7 @@ from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LeaseState
 from cotenant.server.model.text import signal_name
 from cotenant.server.store import events, jobs, leases, meta
+from cotenant.server.store import ranks as rank_rows
 from cotenant.server.store.db import Tx, dumps
 
 log = logging.getLogger(__name__)
@@ -37,13 +38,16 @@ NOT_THE_JOBS_FAULT: Final = frozenset(
 
 #: Refusals of the link, not of the start: another connection or server is in charge, the next hello settles it.
 OF_THE_LINK: Final = frozenset({"superseded", "not_greeted", "other_cluster", "old_incarnation"})
-LIVING: Final = frozenset({"starting", "running", "stopping"})
+LIVING: Final = frozenset({"starting", "ready", "running", "stopping"})
 
 
 async def attempt_report(context: Context, host: str, report: AttemptReport, seq: int | None = None) -> None:
-    """Take one report in; see `take`."""
+    """Take one report in; see `take`. Where it is the end of a rank that the others do not survive, stop them."""
+    from cotenant.server.control import ranks  # which settles the job of a rank with what stands here
+
     now = context.now()
-    await context.db.write(lambda tx: take(tx, context, host, report, now, seq))
+    if await context.db.write(lambda tx: take(tx, context, host, report, now, seq)) == "stop":
+        await ranks.stop_others(context, report.attempt_id)
 
 
 def take(
@@ -51,7 +55,7 @@ def take(
 ) -> str | None:
     """Move attempt, job and lease to what the host says, in one transaction. Repeats change nothing.
 
-    Answers "stray" for an attempt that has no right to run and must be stopped. `fresh` says that the host has just
+    Answers "stray" for an attempt that has no right to run and must be stopped, and of ranks what `ranks.take` does. `fresh` says that the host has just
     been asked; a numbered report is fresh by its number, an answer to a start may have been overtaken by an end.
 
     Only the newest attempt moves its job; an older one's report is kept with the attempt and leaves `write.stale`.
@@ -62,6 +66,10 @@ def take(
     ):
         return None
     fresh = fresh or seq is not None
+    if rank_rows.attempt_of(report.attempt_id) is not None:
+        from cotenant.server.control import ranks
+
+        return ranks.take(tx, context, host, report, now, fresh=fresh)
     attempt = jobs.find_attempt(tx, report.attempt_id)
     if attempt is None:
         if not (report.state in LIVING or adopting.is_news(tx, report)):
@@ -177,7 +185,7 @@ def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str
         return "start", f"the command could not be started: {record.exec_error}"
     if record.reason == "time_limit":
         return "time_limit", f"stopped at its time limit after {record.duration_s:.0f} s"
-    if record.reason in ("cancel", "evict", "preempt", "self_stop"):
+    if record.reason in ("cancel", "evict", "preempt", "self_stop", "rank_failed"):
         return ("preempted" if record.reason == "preempt" else "signal"), f"stopped: {record.reason}"
     if record.code == 0:
         return None, "ended with 0"
@@ -189,7 +197,7 @@ def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str
 
 
 def settle(
-    tx: Tx, context: Context, job: sqlite3.Row, attempt: sqlite3.Row, failure: str | None, message: str, code: int | None, now: int, *,
+    tx: Tx, context: Context, job: sqlite3.Row, attempt: sqlite3.Row | dict[str, Any], failure: str | None, message: str, code: int | None, now: int, *,
     started: bool = True,
 ) -> None:  # fmt: skip
     """What becomes of a job whose newest attempt has ended: final, another try, or on hold."""
@@ -237,7 +245,8 @@ def settle(
         return
     again: dict[str, Any] = {**values, "attempts_left": left, "quick_failures": quick_failures}
     if failure in ("gpu", "host", "lost"):
-        cards = [s["uuid"] for s in leases.slots(tx.connection, attempt["lease_id"]) if s["uuid"] != "cpu"]
+        slots = [s for s in leases.slots(tx.connection, attempt["lease_id"]) if s["host"] == attempt["host"]]
+        cards = [s["uuid"] for s in slots if s["uuid"] != "cpu"]
         at_fault = cards if failure == "gpu" else [attempt["host"]]
         # with a single host or card, avoiding it would wait for ever
         if _elsewhere(tx, job["pool"], at_fault, failure):

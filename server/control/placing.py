@@ -20,7 +20,7 @@ from cotenant.server.model.caller import LOOP
 from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JobState, LeaseState
 from cotenant.server.model.text import clean
-from cotenant.server.store import events, jobs, leases, meta
+from cotenant.server.store import events, jobs, leases, meta, ranks
 from cotenant.server.store.db import Tx
 from cotenant.server.store.worlds import needs_from_json, needs_of
 
@@ -40,7 +40,8 @@ def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], n
     """
     attempt_id = context.ids.new("attempt", now)
     held = grants.held_slots(slots)
-    host = slots[0].host
+    hosts = list(dict.fromkeys(slot.host for slot in slots))
+    host = hosts[0]
 
     def write(tx: Tx) -> Intended | None:
         row = tx.one("SELECT * FROM job WHERE id = ?", (job_id,))
@@ -75,9 +76,11 @@ def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], n
             tx,
             {
                 "id": attempt_id, "job_id": job_id, "epoch": epoch, "lease_id": lease_id, "fence": fence, "host": host,
-                "state": "intended", "created_at_ms": now,
+                "state": "intended", "created_at_ms": now, "nodes": len(hosts),
             },
         )  # fmt: skip
+        if len(hosts) > 1:
+            ranks.insert(tx, attempt_id, hosts)
         if row["state"] == "preempted":
             jobs.move(tx, job_id, JobState.QUEUED, now)
         jobs.move(
@@ -121,6 +124,11 @@ async def start_attempt(context: Context, attempt_id: str) -> None:
 async def _ask_to_start(context: Context, intended: Intended) -> None:
     attempt, job, slots = intended
     attempt_id = attempt["id"]
+    if attempt["nodes"] > 1:
+        from cotenant.server.control import gangs  # which starts each rank with what stands here
+
+        await gangs.advance(context, attempt_id)
+        return
     link = context.hosts.get(attempt["host"])
     if link is None:
         return  # the next hello of that host asks again
@@ -184,14 +192,16 @@ def read_attempt(connection: sqlite3.Connection, attempt_id: str) -> Intended | 
     return attempt, job, leases.slots(connection, attempt["lease_id"])
 
 
-def start_spec(context: Context, attempt: sqlite3.Row, job: sqlite3.Row, slots: list[sqlite3.Row]) -> StartSpec:
-    """What the host is told.
+def start_spec(
+    context: Context, attempt: sqlite3.Row, job: sqlite3.Row, slots: list[sqlite3.Row], on: str | None = None
+) -> StartSpec:
+    """What the host is told; `on` names it where it is not the attempt's first.
 
     Raises:
         SecretUnreadable: a secret's file cannot be read.
     """
     spec = parse_kept(job["spec"])
-    host = context.settings.hosts.get(attempt["host"])
+    host = context.settings.hosts.get(on or attempt["host"])
     environment = dict(spec.env)
     for name, value in (("COTENANT_PROJECT", spec.project), ("COTENANT_EXPERIMENT", spec.experiment)):
         if value:
@@ -215,7 +225,11 @@ def start_spec(context: Context, attempt: sqlite3.Row, job: sqlite3.Row, slots: 
 
 
 async def stop_attempt(context: Context, attempt_id: str, host: str, reason: str, grace_s: float) -> None:
-    """Pass a stop to the host; a host that is away hears of it at its next hello."""
+    """Pass a stop to the host, or the hosts; one that is away hears of it at its next hello."""
+    from cotenant.server.control import ranks as of_ranks
+
+    if await of_ranks.stop(context, attempt_id, reason, grace_s):
+        return
     link = context.hosts.get(host)
     if link is None:
         return

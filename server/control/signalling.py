@@ -16,7 +16,7 @@ from cotenant.server.errors import BadRequest, Conflict, CotenantError, OutcomeU
 from cotenant.server.model.answers import SignalAnswer
 from cotenant.server.model.caller import LOOP, Caller, may_operate, owns
 from cotenant.server.model.text import clean, quoted
-from cotenant.server.store import events, jobs, requests
+from cotenant.server.store import events, jobs, ranks, requests
 from cotenant.server.store.db import Tx
 
 ALLOWED: Final = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM", "SIGCONT", "SIGWINCH", "SIGQUIT")
@@ -24,13 +24,13 @@ ALLOWED: Final = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM", "SIGCONT"
 
 @dataclass(frozen=True)
 class _Intent:
-    """A signal that is on record; `link` is None where it was sent before, and `outcome` tells what came of it."""
+    """A signal that is on record; `links` are empty where it was sent before, and `outcome` tells what came of it."""
 
     attempt_id: str
     host: str
     owner: str
     pool: str
-    link: Host | None = None
+    links: tuple[tuple[str, Host], ...] = ()  # (what the host calls it, the host), for each host of the attempt
     outcome: str | None = None
 
 
@@ -62,11 +62,11 @@ class Signalling:
         check_request_id(request_id)
         async with self._locks.setdefault(job_id, asyncio.Lock()):
             intent = await self._context.db.write(lambda tx: self._intend(tx, caller, job_id, name, request_id))
-            if intent.link is None:
+            if not intent.links:
                 if intent.outcome != "delivered":
                     raise _unknown(job_id, name)
             else:
-                await self._send(intent, intent.link, caller, job_id, name, request_id)
+                await self._send(intent, caller, job_id, name, request_id)
         return SignalAnswer(job_id=job_id, attempt_id=intent.attempt_id, signal=name, delivered=True)
 
     def _intend(self, tx: Tx, caller: Caller, job_id: str, name: str, request_id: str | None) -> _Intent:
@@ -83,30 +83,36 @@ class Signalling:
             raise Conflict(
                 f"{job_id} is {row['state']}: no process to signal", code="not_running", hint="get_job shows its state."
             )
-        link = self._context.hosts.get(row["host"] or "")
-        if link is None:
-            raise Unreachable(
-                f"host {quoted(row['host'])} does not answer", hint="list_hosts shows why.", retry_after_s=10
-            )
+        links = []
+        for at, host in ranks.seats(tx.connection, row["attempt_id"]):
+            link = self._context.hosts.get(host)
+            if link is None:
+                raise Unreachable(
+                    f"host {quoted(host)} does not answer", hint="list_hosts shows why.", retry_after_s=10
+                )
+            links.append((at, link))
         requests.keep(tx, caller.name, request_id, "signal_job", digest, row["attempt_id"], now)
         requests.conclude(tx, caller.name, request_id, "sent")
         events.append(tx, "job.signalled", caller, now, owner=row["owner"], job_id=job_id, attempt_id=row["attempt_id"],
                       host=row["host"], pool=row["pool"], new=name, request_id=request_id)  # fmt: skip
-        return _Intent(row["attempt_id"], row["host"], row["owner"], row["pool"], link)
+        return _Intent(row["attempt_id"], row["host"], row["owner"], row["pool"], tuple(links))
 
-    async def _send(
-        self, intent: _Intent, link: Host, caller: Caller, job_id: str, name: str, request_id: str | None
-    ) -> None:
-        """Ask the host, and write down what came of it."""
+    async def _send(self, intent: _Intent, caller: Caller, job_id: str, name: str, request_id: str | None) -> None:
+        """Ask the hosts, and write down what came of it."""
         failed: CotenantError | None = None
-        try:
-            await link.signal(intent.attempt_id, getattr(signals, name))
-        except HostRefused as refused:
-            failed = Conflict(refused.message, code=refused.code, hint="get_job shows its state.")
-        except Unreachable as away:
-            failed = away
-        except OutcomeUnknown:
-            failed = _unknown(job_id, name)
+        for number, (at, link) in enumerate(intent.links):
+            try:
+                await link.signal(at, getattr(signals, name))
+            except HostRefused as refused:
+                failed = Conflict(refused.message, code=refused.code, hint="get_job shows its state.")
+            except Unreachable as away:
+                failed = away
+            except OutcomeUnknown:
+                failed = _unknown(job_id, name)
+            if failed is not None:
+                # some ranks have it already: sent again it would be there twice
+                failed = _unknown(job_id, name) if number else failed
+                break
         if failed is None and request_id is None:
             return
         now = self._context.now()

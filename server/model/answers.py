@@ -285,6 +285,18 @@ class ExitAnswer:
 
 
 @dataclass(frozen=True)
+class RankAnswer:
+    """The part of an attempt that runs on one of several hosts."""
+
+    rank: int
+    host: str
+    state: str  # intended | starting | ready | running | stopping | lost | ended
+    exit_code: int | None
+    failure_class: str | None
+    message: str | None
+
+
+@dataclass(frozen=True)
 class AttemptAnswer:
     attempt_id: str
     epoch: int
@@ -299,6 +311,7 @@ class AttemptAnswer:
     exit: ExitAnswer | None
     failure_class: str | None  # oom | gpu | host | signal | time_limit | code | start | lost | preempted
     message: str | None
+    ranks: list[RankAnswer] = field(default_factory=list)  # of a job over several hosts
 
 
 @dataclass(frozen=True)

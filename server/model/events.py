@@ -28,6 +28,7 @@ EVENT_TYPES: dict[str, str] = {
     "job.held": "a job was put on hold",
     "job.unheld": "a hold was lifted",
     "job.placed": "a job got a lease; the intent to start it is recorded",
+    "job.ranks_ready": "all ranks of a job over several hosts are ready; from now on they begin",
     "job.running": "the command runs",
     "job.stopping": "a stop was ordered; `reason` says why",
     "job.lost": "the host of the job does not answer: what became of it is not known",

@@ -100,7 +100,9 @@ class JobSpec(_Strict):
     cpus: int = Field(default=0, ge=0, le=4096, description="processors booked on the host; 0 = none")
     memory_mib: int = Field(default=0, ge=0, le=2**31, description="host memory booked, MiB; 0 = none")
     disk_mib: int = Field(default=0, ge=0, le=2**31, description="disk booked on the host, MiB; 0 = none")
-    nodes: int = Field(default=1, ge=1, le=64)
+    nodes: int = Field(
+        default=1, ge=1, le=64, description="hosts; gpus, cpus, memory and disk are for each (see docs/gangs.md)"
+    )
     exclusive_host: bool = Field(default=False, description="nobody else on its hosts while it runs")
     host_labels: dict[str, str] = Field(default_factory=dict, description="labels its hosts must have: KEY to VALUE")
     hours: float | None = Field(
@@ -170,10 +172,6 @@ class JobSpec(_Strict):
                 raise ValueError(f"{field}: {sentence}")
         if self.runner != "process":
             raise ValueError("runner: no backend here runs containers: leave runner out.")
-        if self.nodes != 1:
-            raise ValueError(
-                "nodes: jobs over several hosts are not possible yet: ask for cards of one host with gpus."
-            )
         if self.on_host_loss != "wait":
             raise ValueError("on_host_loss: failover is not possible yet: leave it out, the job waits for its host.")
         return self

@@ -109,10 +109,10 @@ def move_attempt(tx: Tx, attempt_id: str, to: AttemptState, **values: Any) -> sq
 
 
 def attempts_on(connection: sqlite3.Connection, host: str) -> list[sqlite3.Row]:
-    """Attempts of a host that are not known to have ended."""
+    """Attempts of a host that are not known to have ended; those on several hosts are in `ranks.living`."""
     return connection.execute(
         "SELECT a.*, j.state AS job_state, j.stop_reason AS job_stop_reason FROM attempt a JOIN job j ON j.id = a.job_id"
-        " WHERE a.host = ? AND a.state <> 'ended' ORDER BY a.fence",
+        " WHERE a.host = ? AND a.state <> 'ended' AND a.nodes = 1 ORDER BY a.fence",
         (host,),
     ).fetchall()
 

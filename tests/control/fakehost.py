@@ -36,7 +36,7 @@ from cotenant.server.backends.base import HostRefused
 from cotenant.server.errors import OutcomeUnknown, Unreachable
 
 T = TypeVar("T")
-LIVING = ("starting", "running", "stopping")
+LIVING = ("starting", "ready", "running", "stopping")
 
 
 class FakeClock:
@@ -267,9 +267,28 @@ class Machine:
         for other in self.attempts.values():
             if other.state not in LIVING and not other.clean and set(other.slots) & set(spec.slots):
                 self.broken.append(f"{spec.attempt_id} starts where {other.attempt_id} left something behind")
+        self.specs[spec.attempt_id] = spec
+        if spec.gate_s is not None:
+            ready = AttemptReport(
+                spec.attempt_id, "ready", spec.job_id, spec.lease_id, spec.epoch, spec.fence, spec.slots, boot_id=self.boot_id
+            )  # fmt: skip
+            self.attempts[spec.attempt_id] = ready
+            return ready
+        return self._run(spec)
+
+    def go(self, attempt_id: str) -> AttemptReport:
+        known = self.probe(attempt_id)
+        if known.state == "unknown":
+            raise Refused("unknown_attempt", "no such attempt was ever here")
+        return self._run(self.specs[attempt_id]) if known.state == "ready" else known
+
+    def gate_closes(self, attempt_id: str) -> None:
+        """The word to begin did not come in time."""
+        self._put(replace(self.attempts[attempt_id], state="never", clean=True, message="the word did not come"))
+
+    def _run(self, spec: StartSpec) -> AttemptReport:
         pid = next(self._pid)
         self.processes[spec.attempt_id] = Process(spec.attempt_id, spec.job_id, spec.fence, spec.slots, pid)
-        self.specs[spec.attempt_id] = spec
         self.history.append((spec.job_id, spec.attempt_id, spec.fence))
         report = AttemptReport(
             spec.attempt_id, "starting" if self.starts_slowly else "running", spec.job_id, spec.lease_id, spec.epoch, spec.fence, spec.slots,
@@ -286,6 +305,9 @@ class Machine:
         if known is None:
             known = self.attempts[attempt_id] = AttemptReport(attempt_id, "never", refusal="tombstoned", clean=True)
         elif known.state in LIVING:
+            if known.state == "ready":
+                self._put(replace(known, state="never", clean=True))
+                return self.attempts[attempt_id]
             self._put(replace(known, state="stopping"))
             if self.obeys_stops:
                 self.finish(attempt_id, None, signal=15, sender="shim", reason=reason)
@@ -361,6 +383,20 @@ class FakeHost:
 
     async def start(self, spec: StartSpec) -> AttemptReport:
         return self._ask("start", spec, AttemptReport, lambda a: self.machine.start(from_wire(StartSpec, a)))
+
+    async def prepare(self, spec: StartSpec) -> AttemptReport:
+        return self._ask("prepare", spec, AttemptReport, lambda a: self.machine.start(from_wire(StartSpec, a)))
+
+    async def go(self, attempt_id: str) -> AttemptReport:
+        return self._ask("go", {"attempt_id": attempt_id}, AttemptReport, lambda a: self.machine.go(a["attempt_id"]))
+
+    async def free_port(self, low: int, high: int, but: Sequence[int]) -> int | None:
+        def do(a: dict[str, Any]) -> dict[str, Any]:
+            free = [port for port in range(a["low"], a["high"] + 1) if port not in a["but"]]
+            return {"port": free[0] if free else None}
+
+        answer: dict[str, Any] = self._ask("free_port", {"low": low, "high": high, "but": list(but)}, None, do)
+        return answer["port"]
 
     async def stop(self, attempt_id: str, reason: str, grace_s: float) -> AttemptReport:
         args = {"attempt_id": attempt_id, "reason": reason, "grace_s": grace_s}

@@ -35,6 +35,7 @@ def configure(parser: Parser, _: str) -> None:
         help="which; errors go to standard error here too (both)",
     )
     logs.add_argument("--attempt", type=int, metavar="EPOCH", help="this attempt (the newest)")
+    logs.add_argument("--rank", type=int, metavar="N", help="of a job over several hosts: this one's (0)")
     logs.add_argument("-n", "--lines", type=int, metavar="N", help="the last N lines of each stream (100; with -f all)")
     logs.add_argument("--all", action="store_true", help="from the beginning, as far as it is kept")
     logs.add_argument("--cursor", help="go on where an earlier --json answer of one stream ended")
@@ -51,7 +52,10 @@ def act(args: argparse.Namespace) -> int:
     client = ask.client(args)
     if args.follow:
         lines = None if args.all else args.lines
-        for answer in follow(client, args.job, streams=streams, attempt=args.attempt, lines=lines, cursor=args.cursor):
+        pages = follow(
+            client, args.job, streams=streams, attempt=args.attempt, rank=args.rank, lines=lines, cursor=args.cursor
+        )
+        for answer in pages:
             if args.json:
                 if answer["lines"] or answer["final"]:
                     show.line_json(answer)
@@ -84,7 +88,9 @@ def _ending(client: Client, job_id: str, attempt: int | None) -> str:
 
 
 def _page(client: Client, args: argparse.Namespace, stream: str) -> Answer:
-    wanted = {"job_id": args.job, "stream": stream, "attempt": args.attempt, "lines": args.lines, "cursor": args.cursor}
+    wanted = {
+        "job_id": args.job, "stream": stream, "attempt": args.attempt, "rank": args.rank, "lines": args.lines, "cursor": args.cursor,
+    }  # fmt: skip
     if args.all:
         wanted |= {"since": "start", "lines": PAGE}
     return client.call_tool("tail_logs", wanted)
@@ -101,10 +107,13 @@ class _Reader:
     """One stream of one attempt, read to its end piece by piece."""
 
     def __init__(
-        self, client: Client, job_id: str, stream: str, attempt: int | None, lines: int | None, cursor: str | None
-    ) -> None:
+        self, client: Client, job_id: str, stream: str, attempt: int | None, rank: int | None, lines: int | None,
+        cursor: str | None,
+    ) -> None:  # fmt: skip
         self._client = client
-        self._wanted: Answer = {"job_id": job_id, "stream": stream, "attempt": attempt, "lines": lines or PAGE}
+        self._wanted: Answer = {
+            "job_id": job_id, "stream": stream, "attempt": attempt, "rank": rank, "lines": lines or PAGE,
+        }  # fmt: skip
         if cursor:
             self._wanted["cursor"] = cursor
         elif lines is None:
@@ -130,14 +139,14 @@ class _Reader:
 
 def follow(
     client: Client, job_id: str, *, streams: tuple[str, ...] = ("out", "err"), attempt: int | None = None,
-    lines: int | None = None, cursor: str | None = None,
+    rank: int | None = None, lines: int | None = None, cursor: str | None = None,
 ) -> Iterator[Answer]:  # fmt: skip
     """Answers of tail_logs one after the other until the job is over, or the one `attempt` that was asked for.
 
     The newest attempt is followed to its end, then the next one from its beginning. `lines` None: from the beginning.
     """
     epoch, pause, told = attempt, QUICK_S, ""
-    readers = [_Reader(client, job_id, stream, epoch, lines, cursor) for stream in streams]
+    readers = [_Reader(client, job_id, stream, epoch, rank, lines, cursor) for stream in streams]
     while True:
         for reader in readers:
             yield from reader.pages()
@@ -153,7 +162,7 @@ def follow(
             if seen is not None and max(epochs.values()) > seen:
                 epoch = seen + 1
                 show.say(f"attempt {seen} is over; attempt {epoch} follows")
-                readers = [_Reader(client, job_id, stream, epoch, None, None) for stream in streams]
+                readers = [_Reader(client, job_id, stream, epoch, rank, None, None) for stream in streams]
                 pause = QUICK_S
                 continue
             if job["state"] in waiting.JOB_FINAL and (ended or not epochs):

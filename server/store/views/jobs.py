@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from typing import Any
+from typing import Any, TypeAlias
 
 from cotenant.server.clock import iso, iso_or_none
 from cotenant.server.deciding.world import Ask, Blocker, SlotKey
@@ -15,6 +15,7 @@ from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_FINAL, TASK_STATUS, JobState
 from cotenant.server.model.text import clean, mask, signal_name
 from cotenant.server.store import leases as lease_rows
+from cotenant.server.store import ranks as rank_rows
 from cotenant.server.store.views.base import (
     PRIORITY_NAMES,
     UNDECIDED,
@@ -27,6 +28,9 @@ from cotenant.server.store.views.base import (
     slot_answer,
     time_ms,
 )
+
+_Slots: TypeAlias = dict[str, list[sqlite3.Row]]  # by lease
+_Ranks: TypeAlias = dict[str, list[sqlite3.Row]]  # by attempt
 
 _FINAL = "('succeeded', 'failed', 'cancelled')"
 _JOB_GROUPS = {
@@ -48,20 +52,21 @@ class JobViews(View):
             NotFound: no such job.
         """
 
-        def read(c: sqlite3.Connection) -> tuple[sqlite3.Row | None, list[sqlite3.Row], dict[str, list[sqlite3.Row]]]:
+        def read(c: sqlite3.Connection) -> tuple[sqlite3.Row | None, list[sqlite3.Row], _Slots, _Ranks]:
             row = c.execute("SELECT * FROM job WHERE id = ?", (job_id,)).fetchone()
             attempts = c.execute(
                 "SELECT * FROM attempt WHERE job_id = ? ORDER BY epoch DESC LIMIT 20", (job_id,)
             ).fetchall()
-            return row, attempts, {t["lease_id"]: lease_rows.slots(c, t["lease_id"]) for t in attempts}
+            slots = {t["lease_id"]: lease_rows.slots(c, t["lease_id"]) for t in attempts}
+            return row, attempts, slots, {t["id"]: rank_rows.of(c, t["id"]) for t in attempts if t["nodes"] > 1}
 
-        row, attempts, slots = self._c.db.peek(read)
+        row, attempts, slots, ranks = self._c.db.peek(read)
         if row is None:
             raise NotFound(f'there is no job "{clean(job_id, 64)}"', code="no_such_job", hint="list_jobs shows yours.")
-        return self._job(caller, row, attempts, slots)
+        return self._job(caller, row, attempts, slots, ranks)
 
     def _job(
-        self, caller: Caller, row: sqlite3.Row, attempts: list[sqlite3.Row], slots: dict[str, list[sqlite3.Row]]
+        self, caller: Caller, row: sqlite3.Row, attempts: list[sqlite3.Row], slots: _Slots, ranks: _Ranks
     ) -> a.JobAnswer:
         now = self._c.now()
         spec = json.loads(row["spec"])
@@ -99,7 +104,10 @@ class JobViews(View):
             # a verdict may quote paths and commands: it is for those who may look inside
             failure_class=row["failure_class"] if inside else None,
             message=mask(clean(row["message"], 500)) if row["message"] and inside else None,
-            attempts=[self._attempt(t, slots.get(t["lease_id"], []), inside=inside) for t in reversed(attempts)],
+            attempts=[
+                self._attempt(t, slots.get(t["lease_id"], []), ranks.get(t["id"], []), inside=inside)
+                for t in reversed(attempts)
+            ],
             attempts_left=row["attempts_left"],
             blockers=[blocker_answer(b) for b in self._blockers(row)] if waiting else [],
             stop_reason=row["stop_reason"],
@@ -136,7 +144,9 @@ class JobViews(View):
         poll = 0 if final else min(30_000, max(1000, age // 20))
         return a.TaskAnswer(row["id"], TASK_STATUS[JobState(row["state"])], poll, None)
 
-    def _attempt(self, row: sqlite3.Row, slots: list[sqlite3.Row], *, inside: bool) -> a.AttemptAnswer:
+    def _attempt(
+        self, row: sqlite3.Row, slots: list[sqlite3.Row], ranks: list[sqlite3.Row], *, inside: bool
+    ) -> a.AttemptAnswer:
         record = json.loads(row["exit"]) if row["exit"] and inside else None
         return a.AttemptAnswer(
             attempt_id=row["id"],
@@ -165,6 +175,17 @@ class JobViews(View):
             ),
             failure_class=row["failure_class"] if inside else None,
             message=mask(clean(row["message"], 500)) if row["message"] and inside else None,
+            ranks=[
+                a.RankAnswer(
+                    rank=r["rank"],
+                    host=r["host"],
+                    state=r["state"],
+                    exit_code=r["exit_code"],
+                    failure_class=r["failure_class"] if inside else None,
+                    message=mask(clean(r["message"], 300)) if r["message"] and inside else None,
+                )
+                for r in ranks
+            ],
         )
 
     async def list_jobs(

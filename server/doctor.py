@@ -64,6 +64,10 @@ def examine(data_dir: Path) -> list[Finding]:
                 c, "waiting jobs have no live attempt (4)", _STRAY_ATTEMPT, "waiting or final jobs with a live attempt"
             ),
             _none(c, "live attempts hold their lease (4)", _LEASELESS, "live attempts whose lease has ended"),
+            _none(c, "a rank on each host (4)", _RANKS_MISSING, "attempts with more or fewer ranks than hosts"),
+            _none(c, "ranks end with their attempt (4)", _RANKS_LEFT, "living ranks of ended attempts"),
+            _none(c, "living ranks hold slots of their host (1)", _RANKS_SLOTLESS, "living ranks without a slot"),
+            _none(c, "no rank before all are ready (4)", _RANKS_EARLY, "ranks that began before the word to begin"),
             _caps(c),
             _none(c, "final is final (8)", _AFTER_FINAL, "jobs with an event of another end after their first"),
             _events(c),
@@ -106,6 +110,17 @@ _STRAY_ATTEMPT = (
     f" WHERE j.state IN ('queued', 'held', 'preempted', {', '.join(repr(str(s)) for s in sorted(JOB_FINAL))})"
 )
 _LEASELESS = "SELECT a.id FROM attempt a JOIN lease l ON l.id = a.lease_id WHERE a.state <> 'ended' AND l.state NOT IN ('leased', 'running')"
+_RANKS_MISSING = (
+    "SELECT id FROM attempt a WHERE nodes <> (SELECT max(1, count(*)) FROM rank r WHERE r.attempt_id = a.id)"
+)
+_RANKS_LEFT = (
+    "SELECT r.id FROM rank r JOIN attempt a ON a.id = r.attempt_id WHERE r.state <> 'ended' AND a.state = 'ended'"
+)
+_RANKS_SLOTLESS = (
+    "SELECT r.id FROM rank r JOIN attempt a ON a.id = r.attempt_id WHERE r.state <> 'ended' AND NOT EXISTS"
+    " (SELECT 1 FROM lease_slot s WHERE s.lease_id = a.lease_id AND s.host = r.host AND s.use = 'held')"
+)
+_RANKS_EARLY = "SELECT r.id FROM rank r JOIN attempt a ON a.id = r.attempt_id WHERE a.go_at_ms IS NULL AND r.started_at_ms IS NOT NULL"
 _AFTER_FINAL = "SELECT job_id FROM event WHERE type IN ('job.succeeded', 'job.failed', 'job.cancelled') GROUP BY job_id HAVING count(*) > 1"
 # moves that carry the state in `new`; others (a signal, a hand-over) say nothing of the state
 _UNAUDITED = (

@@ -105,6 +105,8 @@ def test_the_command_line_goes_first() -> None:
         ("[hosts.gpu1]\n", "hosts local and gpu1 would both show every card: name the cards of one"),
         ("[hosts.a]\ncards = ['0']\n[hosts.b]\ncards = ['1', '0']\n", '[hosts.b] cards: "0" is given to host a too'),
         ("[hosts.a]\ncards = ['0', '0']\n", '"0" is given twice'),
+        ("[server]\ngang_port_from = 30000\n", "[server] gang_port_from: gang_port_from to gang_port_to must be"),
+        ("[server]\ngang_port_to = 40000\n", "[server] gang_port_to: gang_port_from to gang_port_to must be"),
         ("[hosts.a]\nkind = 'ssh'\n", '"ssh" is not one of local'),
         ("\n[server\n", "cotenant.toml:2: not valid TOML: "),
         ("[server]\nport = 1\nport = 2\n", "cotenant.toml:3: not valid TOML: "),

@@ -116,7 +116,7 @@ async def test_unknown_arguments_are_named_with_the_closest_known_one(
         ({"command": "true", "after": ["job_x"]}, "Dependencies are not possible yet"),
         ({"command": "true", "image": "x"}, "containers"),
         ({"command": "true", "runner": "docker"}, "containers"),
-        ({"command": "true", "nodes": 2}, "several hosts"),
+        ({"command": "true", "nodes": 65}, "less than or equal to 64"),
         ({"command": "true", "on_host_loss": "failover"}, "failover"),
         ({"command": []}, "must not be empty"),
         ({"command": "true", "gpus": -1}, "greater than or equal to 0"),

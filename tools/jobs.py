@@ -29,7 +29,7 @@ from cotenant.tools.words import (
 )
 
 #: Parsed, so that each gets its sentence, but not advertised while nothing can honour them.
-_HIDDEN = (*NOT_YET, "runner", "on_host_loss", "max_suspend_h")
+_HIDDEN = (*NOT_YET, "runner", "on_host_loss")
 #: The longest that one call is held, however long the caller would wait; a protocol task holds nothing and may last.
 _HELD_MAX_S = 600.0
 JobFilter = Literal[
@@ -293,20 +293,26 @@ async def signal_job(
     return await call.control.jobs.signal(call.caller, job_id, signal, request_id=request_id)
 
 
-@tool(title="Hold a waiting job", scope="write", idempotent=True, brief=True)
-async def hold_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> JobAnswer:
-    """Keep a waiting job from starting, without losing it. release_job lets it go on.
+@tool(title="Hold a waiting job, or suspend a running one", scope="write", idempotent=True, brief=True)
+async def hold_job(
+    call: Call,
+    job_id: JobId,
+    suspend: Annotated[bool, Field(description="freeze a running job's processes where they stand")] = False,
+    reason: Reason = "",
+    request_id: RequestId = None,
+) -> JobAnswer:
+    """Keep a waiting job from starting, or with suspend=true pause a running one. release_job lets it go on.
 
-    Use it when something the job needs is not ready, or to let others go first. Refused with not_waiting: it runs or has
-    ended; cancel_job ends one that runs.
+    A suspended job keeps its cards and their memory and goes on counting against your quota; only its time limit stands
+    still, at most max_suspend_h, then it goes on by itself. Refused with not_waiting: it runs and suspend was not given.
     """
-    return await call.control.jobs.hold(call.caller, job_id, reason, request_id=request_id)
+    return await call.control.jobs.hold(call.caller, job_id, reason, suspend=suspend, request_id=request_id)
 
 
-@tool(title="Let a held job go on", scope="write", idempotent=True, brief=True)
+@tool(title="Let a held or suspended job go on", scope="write", idempotent=True, brief=True)
 async def release_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> JobAnswer:
-    """Put a held job back into its queue, so that it may start. Harmless for a job that waits already.
+    """Put a held job back into its queue, or resume (continue) a suspended one. Harmless for any other.
 
-    To give cards back use release_lease instead; to run an ended job again use retry_job.
+    To give cards back use release_lease; to run an ended job again use retry_job.
     """
     return await call.control.jobs.unhold(call.caller, job_id, reason, request_id=request_id)

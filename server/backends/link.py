@@ -279,6 +279,14 @@ class HostLink:
             AttemptReport, await self._call("signal", {"attempt_id": attempt_id, "signal": signal})
         )
 
+    async def suspend(self, attempt_id: str, max_s: float) -> AttemptReport:
+        return protocol.from_wire(
+            AttemptReport, await self._call("suspend", {"attempt_id": attempt_id, "max_s": max_s})
+        )
+
+    async def resume(self, attempt_id: str) -> AttemptReport:
+        return protocol.from_wire(AttemptReport, await self._call("resume", {"attempt_id": attempt_id}))
+
     async def probe(self, attempt_id: str) -> AttemptReport:
         return protocol.from_wire(AttemptReport, await self._call("probe", {"attempt_id": attempt_id}))
 

@@ -229,7 +229,7 @@ class Hosts:
         context, now = self._context, self._context.now()
         if name == "attempt":
             report = protocol.from_wire(AttemptReport, body)
-            if report.state == "running" and context.db.peek(lambda c: _known_running(c, report.attempt_id)):
+            if report.state == "running" and context.db.peek(lambda c: _known_running(c, report)):
                 # the answer to the start said the same; nothing to write, and a repeat would do no harm
                 done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                 done.set_result(None)
@@ -418,6 +418,8 @@ class Hosts:
         stopping, silent, unclean = await context.db.read(lambda c: _due(c, now))
         for row in stopping:
             self._once(f"stop {row['id']}", self._jobs.carry_out_stop(row["id"]))
+        for job_id in await context.db.read(self._jobs.suspending.due):
+            self._once(f"suspend {job_id}", self._jobs.suspending.carry_out(job_id))
         for row in silent:
             self._once(f"start {row['id']}", placing.start_attempt(context, row["id"]))
         for row in unclean:
@@ -509,9 +511,10 @@ def _due(connection: sqlite3.Connection, now: int) -> tuple[list[sqlite3.Row], l
     )
 
 
-def _known_running(connection: sqlite3.Connection, attempt_id: str) -> bool:
+def _known_running(connection: sqlite3.Connection, report: AttemptReport) -> bool:
     row = connection.execute(
-        "SELECT 1 FROM attempt a JOIN job j ON j.id = a.job_id WHERE a.id = ? AND a.state = 'running' AND j.state = 'running'",
-        (attempt_id,),
+        "SELECT suspended_ms FROM attempt a JOIN job j ON j.id = a.job_id"
+        " WHERE a.id = ? AND a.state = 'running' AND j.state = 'running'",
+        (report.attempt_id,),
     ).fetchone()
-    return row is not None
+    return row is not None and not report.suspended and row["suspended_ms"] == report.suspended_ms

@@ -9,20 +9,21 @@ import sqlite3
 from dataclasses import replace
 from typing import Final, Literal
 
-from cotenant.server.control import placing
+from cotenant.server.control import placing, standing
 from cotenant.server.control.context import Context, check_request_id, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
 from cotenant.server.control.secrets import check_secrets
 from cotenant.server.control.signalling import Signalling
 from cotenant.server.control.stopping import order_stop
+from cotenant.server.control.suspending import Suspending
 from cotenant.server.deciding.blockers import could_ever, outlook
 from cotenant.server.deciding.world import Ask, Blocker, World
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, RankAnswer, SignalAnswer
 from cotenant.server.model.caller import Caller, may_operate, owns
 from cotenant.server.model.spec import JobSpec, parse_kept
-from cotenant.server.model.states import JOB_FINAL, PRIORITIES, JobState
+from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, PRIORITIES, JobState
 from cotenant.server.model.text import quoted
 from cotenant.server.store import events, jobs, requests
 from cotenant.server.store.db import Tx, dumps
@@ -46,6 +47,7 @@ class Jobs:
         self._leases = leases
         self._logs = logs
         self._signalling = Signalling(context)
+        self.suspending = Suspending(context)
         self._possible: tuple[object, ...] | None = None  # the last ask that could start some day
 
     async def submit(
@@ -336,20 +338,36 @@ class Jobs:
 
     # ---- holding
 
-    async def hold(self, caller: Caller, job_id: str, reason: str, *, request_id: str | None = None) -> JobAnswer:
-        """Keep a waiting job from starting."""
+    async def hold(
+        self, caller: Caller, job_id: str, reason: str, *, suspend: bool = False, request_id: str | None = None
+    ) -> JobAnswer:
+        """Keep a waiting job from starting; with `suspend` a running one's processes stand still, and keep their cards.
+
+        Raises:
+            Conflict: it runs and `suspend` was not said, or it cannot be suspended (now).
+            Forbidden: not the caller's.
+        """
         check_request_id(request_id)
         context, now = self._context, self._context.now()
         reason = said(reason, "reason", 500)
+        args = [job_id, reason, *(["suspend"] if suspend else [])]
 
         def write(tx: Tx) -> None:
             row = self._own(tx, caller, job_id)
-            if requests.once(tx, caller.name, request_id, "hold_job", [job_id, reason], job_id, now):
+            if requests.once(tx, caller.name, request_id, "hold_job", args, job_id, now):
                 return
             if row["state"] == "held":
                 return
+            if suspend and row["state"] in JOB_ACTIVE:
+                standing.order(tx, caller, row, "suspend", now, why=reason, request_id=request_id)
+                return
             if row["state"] not in ("queued", "preempted"):
-                raise Conflict(f"{job_id} is {row['state']}; only a waiting job can be held", code="not_waiting")
+                runs = row["state"] in ("running", "suspended")
+                raise Conflict(
+                    f"{job_id} is {row['state']}; only a waiting job can be held", code="not_waiting",
+                    hint="With suspend=true its processes stand still and it keeps its cards; cancel_job ends it." if runs
+                    else "get_job shows where it stands.",
+                )  # fmt: skip
             jobs.move(
                 tx,
                 job_id,
@@ -362,12 +380,13 @@ class Jobs:
 
         await context.db.write(write)
         context.wake()
+        await self.suspending.carry_out(job_id)
         return await self._views.get_job(caller, job_id)
 
     async def unhold(
         self, caller: Caller, job_id: str, reason: str = "", *, request_id: str | None = None
     ) -> JobAnswer:
-        """Let a held job queue again, at its old place; counts of quick failures start anew."""
+        """Let a held job queue again, at its old place, counts of quick failures start anew; a suspended one goes on."""
         check_request_id(request_id)
         reason = said(reason, "reason", 500)
         digest = requests.args_hash("release_job", [job_id, reason])
@@ -383,6 +402,9 @@ class Jobs:
             if requests.find(tx, caller.name, request_id, verb, digest) is not None:
                 return
             requests.keep(tx, caller.name, request_id, verb, digest, job_id, now)
+            if row["state"] in ("running", "suspended"):
+                standing.order(tx, caller, row, "resume", now, why=reason, request_id=request_id)
+                return
             if row["state"] != "held":
                 return
             jobs.move(tx, job_id, JobState.QUEUED, now, held_reason=None, quick_failures=0, not_before_ms=0,
@@ -392,6 +414,7 @@ class Jobs:
 
         await context.db.write(write)
         context.wake()
+        await self.suspending.carry_out(job_id)
         return await self._views.get_job(caller, job_id)
 
     def _own(self, tx: Tx, caller: Caller, job_id: str) -> sqlite3.Row:

@@ -49,6 +49,8 @@ class Operate:
             "job.evict": ("operate", self._job_evict),
             "job.hold": ("operate", self._job_hold),
             "job.unhold": ("operate", self._job_unhold),
+            "job.suspend": ("operate", self._job_suspend),
+            "job.resume": ("operate", self._job_unhold),
             "job.abandon": ("operate", self._job_abandon),
             "slot.clear": ("operate", self._slot_clear),
             "host.take-over": ("admin", self._host_take_over),
@@ -169,6 +171,10 @@ class Operate:
     async def _job_unhold(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
         _only(args, {"job_id"})
         return asdict(await self._jobs.unhold(caller, _text(args, "job_id"), reason))
+
+    async def _job_suspend(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        _only(args, {"job_id"})
+        return asdict(await self._jobs.hold(caller, _text(args, "job_id"), reason, suspend=True))
 
     async def _job_abandon(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
         """Give a lost job up: a person says that its processes are gone, or does not care."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cotenant.hostd.protocol import AttemptReport, ExitRecord, to_wire
 from cotenant.server.backends.base import HostRefused
-from cotenant.server.control import adopting
+from cotenant.server.control import adopting, standing
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import end_lease, free_slots
 from cotenant.server.model.caller import LOOP
@@ -96,7 +96,7 @@ def take(
         _stale(tx, job, report, host, now, "a newer attempt owns the job, or it is over")
     if report.state in ("running", "starting") or (report.state == "stopping" and attempt["state"] != "stopping"):
         if newest:
-            _running(tx, attempt, job, report, now)
+            _running(tx, attempt, job, report, now, fresh=fresh)
         else:
             return "stray"
     elif report.state in ("exited", "lost", "never"):
@@ -111,7 +111,7 @@ def _stale(tx: Tx, job: sqlite3.Row, report: AttemptReport, host: str, now: int,
     )  # fmt: skip
 
 
-def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptReport, now: int) -> None:
+def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptReport, now: int, *, fresh: bool) -> None:
     facts = {"pid": report.pid, "start_ticks": report.start_ticks, "boot_id": report.boot_id}
     started = attempt["started_at_ms"] or now - (report.running_for_ms or 0)
     if job["state"] == "stopping":
@@ -125,9 +125,11 @@ def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptRepo
         if attempt["state"] == "intended":
             jobs.move_attempt(tx, attempt["id"], AttemptState.STARTING, **facts)
         return
-    if attempt["state"] == "running" and job["state"] == "running":
+    if attempt["state"] == "running" and job["state"] in ("running", "suspended"):
+        if fresh:  # an answer to a start may be older than what came since
+            standing.take(tx, attempt, job, report, now)
         return
-    jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING, started_at_ms=started, **facts)
+    attempt = jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING, started_at_ms=started, **facts)
     jobs.move(
         tx,
         job["id"],
@@ -144,6 +146,8 @@ def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptRepo
         tx, "job.running", LOOP, now, owner=job["owner"], job_id=job["id"], attempt_id=attempt["id"], lease_id=lease["id"],
         host=attempt["host"], old=job["state"], new="running",
     )  # fmt: skip
+    if fresh:
+        standing.take(tx, attempt, jobs.get(tx, job["id"]), report, now)
 
 
 def _ended(
@@ -184,7 +188,8 @@ def classify(report: AttemptReport, record: ExitRecord) -> tuple[str | None, str
     if record.exec_error is not None:
         return "start", f"the command could not be started: {record.exec_error}"
     if record.reason == "time_limit":
-        return "time_limit", f"stopped at its time limit after {record.duration_s:.0f} s"
+        stood = f" and {record.suspended_s:.0f} s suspended" if record.suspended_s >= 0.5 else ""
+        return "time_limit", f"stopped at its time limit after {record.duration_s - record.suspended_s:.0f} s{stood}"
     if record.reason in ("cancel", "evict", "preempt", "self_stop", "rank_failed"):
         return ("preempted" if record.reason == "preempt" else "signal"), f"stopped: {record.reason}"
     if record.code == 0:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from dataclasses import replace
 from typing import Any, Final
 
 from cotenant.hostd.protocol import AttemptReport, ExitRecord, to_wire
 from cotenant.server.backends.base import HostRefused
+from cotenant.server.control import standing
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import end_lease, free_slots
 from cotenant.server.control.outcomes import LIVING, REFUSED_AGAIN_MS, attempt_report, classify, settle
@@ -57,7 +59,10 @@ def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, *
     if over:
         return _ended(tx, context, rank, attempt, job, report, now)
     if report.state in LIVING:
-        return _alive(tx, rank, attempt, job, report, now)
+        said = _alive(tx, rank, attempt, job, report, now)
+        if fresh and report.state == "running":
+            _standing(tx, rank, report, now)
+        return said
     return None
 
 
@@ -107,6 +112,23 @@ def _alive(
     if states <= {"running", "ended"} and attempt["state"] != "running":
         _runs(tx, attempt, job, now)
     return "go" if "ready" in states else None
+
+
+def _standing(tx: Tx, rank: sqlite3.Row, report: AttemptReport, now: int) -> None:
+    """Whether a running rank stands still. The job is suspended once all do, and goes on once none does any more."""
+    if report.suspended_ms < rank["suspended_ms"]:
+        return  # from before the end of a suspension
+    ranks.update(tx, rank["id"], suspended=int(report.suspended), suspended_ms=report.suspended_ms)
+    attempt = jobs.find_attempt(tx, rank["attempt_id"])
+    assert attempt is not None, "a rank has an attempt"
+    job = jobs.get(tx, attempt["job_id"])
+    if attempt["state"] != "running" or job["state"] not in ("running", "suspended"):
+        return
+    living = [row for row in ranks.of(tx.connection, attempt["id"]) if row["state"] != "ended"]
+    stands = [bool(row["suspended"]) for row in living]
+    together = any(stands) if job["state"] == "suspended" else all(stands)
+    longest = max(row["suspended_ms"] for row in living)
+    standing.take(tx, attempt, job, replace(report, suspended=together, suspended_ms=longest), now)
 
 
 def _runs(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, now: int) -> None:

@@ -83,6 +83,11 @@ class Signalling:
             raise Conflict(
                 f"{job_id} is {row['state']}: no process to signal", code="not_running", hint="get_job shows its state."
             )
+        if row["state"] == "suspended" and name == "SIGCONT":
+            raise Conflict(
+                f"{job_id} is suspended, and its time limit stands still until it is resumed", code="suspended",
+                hint="release_job lets it go on.",
+            )  # fmt: skip
         links = []
         for at, host in ranks.seats(tx.connection, row["attempt_id"]):
             link = self._context.hosts.get(host)

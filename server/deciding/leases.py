@@ -38,7 +38,7 @@ def next_due_ms(world: World, now_ms: int) -> int | None:
 
 
 def known_end_ms(lease: Holding, policy: Policy) -> int | None:
-    """When the slots of a living lease are free at the latest, or None for a lost one: nobody knows that."""
-    if lease.lost:
+    """When the slots of a living lease are free at the latest, or None for a lost or suspended one: nobody knows that."""
+    if lease.lost or lease.suspended:
         return None
     return lease.hard_end_ms + (lease.stop_s + policy.cleaning_s) * 1000

@@ -362,6 +362,7 @@ class JobAnswer:
     spec: dict[str, Any] | None = None  # in a dry run: the resolved spec
     dry_run: bool = False
     would_start: bool | None = None  # in a dry run
+    suspended_s: int = 0  # how long its newest attempt stood still; the time limit stood still too
 
 
 @dataclass(frozen=True)

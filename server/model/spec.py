@@ -120,7 +120,9 @@ class JobSpec(_Strict):
     checkpoint: CheckpointSpec | None = Field(default=None, description="where and how it saves its progress")
     on_host_loss: Literal["wait", "failover"] = "wait"
     stop_grace_s: int = Field(default=10, ge=0, le=3600, description="seconds between TERM and KILL")
-    max_suspend_h: int = Field(default=24, ge=0, le=24 * 31)
+    max_suspend_h: int = Field(
+        default=24, ge=0, le=24 * 31, description="hours an attempt may be suspended in all; 0 = not at all"
+    )
     runner: Literal["process", "podman", "docker", "apptainer"] = "process"
     image: str | None = None
     code: dict[str, Any] | None = None

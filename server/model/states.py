@@ -87,7 +87,9 @@ JOB_NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.RUNNING: frozenset(
         {JobState.SUSPENDED, JobState.STOPPING, JobState.LOST, JobState.QUEUED, JobState.HELD} | _ENDS
     ),
-    JobState.SUSPENDED: frozenset({JobState.RUNNING, JobState.STOPPING, JobState.LOST, JobState.QUEUED} | _ENDS),
+    JobState.SUSPENDED: frozenset(
+        {JobState.RUNNING, JobState.STOPPING, JobState.LOST, JobState.QUEUED, JobState.HELD} | _ENDS
+    ),
     JobState.STOPPING: frozenset({JobState.PREEMPTED, JobState.QUEUED, JobState.HELD, JobState.LOST} | _ENDS),
     JobState.PREEMPTED: frozenset({JobState.QUEUED, JobState.HELD, JobState.CANCELLED, JobState.FAILED}),
     JobState.LOST: frozenset({JobState.RUNNING, JobState.STOPPING, JobState.QUEUED, JobState.HELD} | _ENDS),

@@ -108,6 +108,13 @@ def move_attempt(tx: Tx, attempt_id: str, to: AttemptState, **values: Any) -> sq
     return row
 
 
+def update_attempt(tx: Tx, attempt_id: str, **values: Any) -> None:
+    """Set columns of an attempt other than its state."""
+    tx.execute(
+        f"UPDATE attempt SET {', '.join(f'{n} = ?' for n in values)} WHERE id = ?", (*values.values(), attempt_id)
+    )
+
+
 def attempts_on(connection: sqlite3.Connection, host: str) -> list[sqlite3.Row]:
     """Attempts of a host that are not known to have ended; those on several hosts are in `ranks.living`."""
     return connection.execute(

@@ -131,6 +131,13 @@ def update(tx: Tx, lease_id: str, **values: Any) -> None:
     tx.changed.add(f"cotenant://leases/{lease_id}")
 
 
+def touch(tx: Tx, lease_id: str) -> None:
+    """What a lease counts for is another now, though its row is the same."""
+    row = get(tx, lease_id)
+    _note(tx, lease_id, row["pool"], row["owner"], ())
+    note_slots(tx, slots(tx.connection, lease_id))
+
+
 def _noted(tx: Tx, lease_id: str, rows: list[sqlite3.Row]) -> list[sqlite3.Row]:
     """Tell of slots whose use changed: what may be had now is another too."""
     tx.dirty.add(("lease", lease_id))

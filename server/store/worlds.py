@@ -161,6 +161,7 @@ def holdings(
             job_id=row["job_id"],
             priority=row["priority"] if row["job_priority"] is None else row["job_priority"],
             lost=row["job_state"] == "lost",
+            suspended=row["job_state"] == "suspended",
             draining=bool(row["draining"]),
             cpus=row["cpus"],
             memory_mib=row["memory_mib"],

@@ -111,6 +111,8 @@ class Machine:
     outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
     obeys_stops: bool = True
     starts_slowly: bool = False
+    deaf: bool = False  # its shims do not come to suspend anything
+    stands_ms: int = 60_000
     exits_at_once: int | None = None
     asked: Counter[str] = field(default_factory=Counter)
     signals: list[tuple[str, int]] = field(default_factory=list)  # (attempt, number) of every signal that arrived
@@ -142,7 +144,8 @@ class Machine:
         values = {"code": code, "duration_s": 5.0, **record}
         if values.get("signal") is not None or values.get("exec_error") is not None:
             values["code"] = None
-        self._put(replace(known, state="exited", exit=ExitRecord(**values), clean=clean, pid=None))
+        over = {"state": "exited", "exit": ExitRecord(**values), "clean": clean, "pid": None, "suspended": False}
+        self._put(replace(known, **over))
 
     def got_clean(self, attempt_id: str) -> None:
         """What an ended attempt had left behind is gone."""
@@ -308,9 +311,21 @@ class Machine:
             if known.state == "ready":
                 self._put(replace(known, state="never", clean=True))
                 return self.attempts[attempt_id]
-            self._put(replace(known, state="stopping"))
+            self._put(replace(known, state="stopping", suspended=False))
             if self.obeys_stops:
                 self.finish(attempt_id, None, signal=15, sender="shim", reason=reason)
+        return self.attempts[attempt_id]
+
+    def stand(self, attempt_id: str, still: bool, max_s: float = 1e9) -> AttemptReport:
+        """Suspend or resume. Each suspension is `stands_ms` long once it is over."""
+        known = self.attempts.get(attempt_id)
+        if known is None or known.state not in LIVING:
+            raise Refused("not_running", "the attempt has no process now")
+        if known.state == "running" and known.suspended is not still and not (still and self.deaf):
+            if still and known.suspended_ms >= max_s * 1000:
+                return known
+            more = 0 if still else self.stands_ms
+            self._put(replace(known, suspended=still, suspended_ms=known.suspended_ms + more))
         return self.attempts[attempt_id]
 
     def probe(self, attempt_id: str) -> AttemptReport:
@@ -415,6 +430,16 @@ class FakeHost:
             self.kept_waiting.set()
             await asyncio.get_running_loop().create_future()
         return report
+
+    async def suspend(self, attempt_id: str, max_s: float) -> AttemptReport:
+        args = {"attempt_id": attempt_id, "max_s": max_s}
+        return self._ask(
+            "suspend", args, AttemptReport, lambda a: self.machine.stand(a["attempt_id"], True, a["max_s"])
+        )
+
+    async def resume(self, attempt_id: str) -> AttemptReport:
+        args = {"attempt_id": attempt_id}
+        return self._ask("resume", args, AttemptReport, lambda a: self.machine.stand(a["attempt_id"], False))
 
     async def probe(self, attempt_id: str) -> AttemptReport:
         return self._ask(

@@ -20,6 +20,7 @@ SCAN = re.compile(rf"^SCAN ({GROWING}|[jlesta])(?: USING (?:COVERING )?INDEX (\w
 #: Partial indexes: they hold what lives, or what a page of the newest is taken from, and may be walked.
 FEW = {
     "attempt_living",
+    "attempt_to_suspend",
     "job_living",
     "lease_living",
     "slots_in_use",

@@ -48,6 +48,10 @@ def configure(parser: Parser, _: str) -> None:
     _as_operator(hold, reason_for="why; recorded")
     release = _on_job(parser, "release", act_release, "let a held job start")
     _as_operator(release)
+    suspend = _on_job(parser, "suspend", act_suspend, "freeze a running job's processes; it keeps its cards")
+    _as_operator(suspend, reason_for="why; recorded")
+    resume = _on_job(parser, "resume", act_resume, "let a suspended job go on")
+    _as_operator(resume)
     hand_over = _on_job(
         parser,
         "hand-over",
@@ -222,7 +226,20 @@ def act_hold(args: argparse.Namespace) -> int:
 def act_release(args: argparse.Namespace) -> int:
     if args.operate:
         return _brief(args, _operate(args, "job.unhold"))
-    return _brief(args, ask.client(args).call_tool("release_job", {"job_id": args.job}))
+    return _brief(args, ask.client(args).call_tool("release_job", {"job_id": args.job, "reason": args.reason or None}))
+
+
+def act_suspend(args: argparse.Namespace) -> int:
+    if args.operate:
+        return _brief(args, _operate(args, "job.suspend"))
+    wanted = {"job_id": args.job, "suspend": True, "reason": args.reason or None}
+    return _brief(args, ask.client(args).call_tool("hold_job", wanted))
+
+
+def act_resume(args: argparse.Namespace) -> int:
+    if args.operate:
+        return _brief(args, _operate(args, "job.resume"))
+    return _brief(args, ask.client(args).call_tool("release_job", {"job_id": args.job, "reason": args.reason or None}))
 
 
 def act_hand_over(args: argparse.Namespace) -> int:
@@ -303,7 +320,8 @@ def tell(job: Answer) -> None:
             ("exit code", job.get("exit_code")),
             ("failure", job.get("failure_class")),
             ("message", show.ours(job.get("message") or "")),
-            ("held", job.get("held_reason")),
+            ("suspended" if job.get("suspended_s") else "held", job.get("held_reason")),
+            ("stood still", show.span(job["suspended_s"]) if job.get("suspended_s") else None),
             ("in line", job.get("queue_position")),
         ]
     )

@@ -83,7 +83,7 @@ class FleetViews(View):
             reason = _why(caller, link)
         holding = first is not None and first["use"] == "held"
         until = None
-        if first is not None and holding:
+        if first is not None and holding and first["job_state"] != "suspended":  # its time limit stands still
             until = min(
                 t
                 for t in (first["hard_end_at_ms"], first["expires_at_ms"] if first["kind"] == "direct" else None)
@@ -249,7 +249,7 @@ def _cards(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], dict[str, list[sql
     held: dict[str, list[sqlite3.Row]] = {}
     for row in c.execute(
         "SELECT s.uuid, s.use, s.detail, l.id, l.caller, l.owner, l.hard_end_at_ms, l.expires_at_ms, l.kind, l.job_id,"
-        " j.name AS job_name FROM lease_slot s JOIN lease l ON l.id = s.lease_id LEFT JOIN job j ON j.id = l.job_id"
+        " j.name AS job_name, j.state AS job_state FROM lease_slot s JOIN lease l ON l.id = s.lease_id LEFT JOIN job j ON j.id = l.job_id"
         " WHERE s.use <> 'freed' ORDER BY s.share"
     ):
         held.setdefault(row["uuid"], []).append(row)

@@ -77,6 +77,7 @@ class JobViews(View):
         waiting = row["state"] in ("queued", "held", "preempted")
         gpus = spec.get("gpus", 1)
         end = row["ended_at_ms"] or now
+        stood = _stood_ms(newest, end) if newest is not None else 0
         return a.JobAnswer(
             job_id=row["id"],
             state=row["state"],
@@ -95,7 +96,7 @@ class JobViews(View):
             running_s=None if row["started_at_ms"] is None else max(0, (end - row["started_at_ms"]) // 1000),
             hours=row["hours_ms"] / 3_600_000,
             hours_from=row["hours_from"],
-            time_left_s=max(0, (newest["started_at_ms"] + row["hours_ms"] - now) // 1000)
+            time_left_s=max(0, (newest["started_at_ms"] + row["hours_ms"] + stood - now) // 1000)
             if newest is not None and active and newest["started_at_ms"] is not None
             else None,
             host=newest["host"] if newest is not None and active else None,
@@ -111,7 +112,7 @@ class JobViews(View):
             attempts_left=row["attempts_left"],
             blockers=[blocker_answer(b) for b in self._blockers(row)] if waiting else [],
             stop_reason=row["stop_reason"],
-            held_reason=row["held_reason"] if row["state"] == "held" else None,
+            held_reason=_held_reason(row, newest),
             project=mask(spec.get("project", "")),
             experiment=mask(spec.get("experiment", "")),
             kind=spec.get("kind", "custom"),
@@ -123,6 +124,7 @@ class JobViews(View):
             simulated=any(self._simulated(s["uuid"]) for s in held),
             near_cap=self._near_cap(row["pool"]) if waiting else False,
             queue_position=self._position(row) if waiting else None,
+            suspended_s=stood // 1000,
         )
 
     def _blockers(self, row: sqlite3.Row) -> tuple[Blocker, ...]:
@@ -293,6 +295,24 @@ class JobViews(View):
             config=dict(spec.config), simulated=any(self._simulated(s.uuid) for s in slots),
             spec=spec.model_dump(mode="json", exclude={"env", "secrets"}, exclude_none=True), dry_run=True, would_start=keys is not None,
         )  # fmt: skip
+
+
+def _stood_ms(attempt: sqlite3.Row, now: int) -> int:
+    """For how long an attempt has been suspended, all in all; its time limit stood still meanwhile."""
+    since = attempt["suspended_at_ms"]
+    return int(attempt["suspended_ms"]) + (max(0, now - since) if since is not None else 0)
+
+
+def _held_reason(row: sqlite3.Row, newest: sqlite3.Row | None) -> str | None:
+    """Why a job is held or suspended; of an order that no host has confirmed yet, that too."""
+    asked = newest["suspend_asked"] if newest is not None and newest["state"] != "ended" else ""
+    if row["state"] == "held" or (row["state"] == "suspended" and not asked):
+        return str(row["held_reason"])
+    if row["state"] not in ("running", "suspended") or not asked:
+        return None
+    if asked == "suspend":
+        return f"{row['held_reason']}; its host has not confirmed it yet"
+    return "it is to go on; its host has not confirmed it yet"
 
 
 def _index(state: str | None, *, holder: str | None, owner: str | None, since: str | None) -> str:

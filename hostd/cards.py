@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Collection, List, Optional, Protocol, Tuple
 
+from cotenant.hostd.protocol import CardLinks
+
 
 @dataclass(frozen=True)
 class OnCard:
@@ -66,6 +68,11 @@ class Cards(Protocol):
         ...
 
     @property
+    def links(self) -> Tuple[CardLinks, ...]:
+        """Which cards are joined by NVLink, as seen last; it is asked seldom."""
+        ...
+
+    @property
     def needs_new_process(self) -> bool:
         """Whether only another process can see the cards again: the driver was upgraded under this one."""
         ...
@@ -89,6 +96,7 @@ class NoCards:
     busy_interval_s: Optional[float] = None
     idle_interval_s: Optional[float] = None
     needs_new_process = False
+    links: Tuple[CardLinks, ...] = ()
 
     def __init__(self, status: str, message: str) -> None:
         self._driver = Driver(status, message)
@@ -128,6 +136,11 @@ class SomeCards:
     @property
     def driver(self) -> Driver:
         return self._cards.driver
+
+    @property
+    def links(self) -> Tuple[CardLinks, ...]:
+        mine = {card.uuid for card in self.last()}
+        return tuple(pair for pair in self._cards.links if pair.a in mine and pair.b in mine)
 
     @property
     def needs_new_process(self) -> bool:

@@ -23,6 +23,7 @@ from cotenant.hostd.looks import Looks
 from cotenant.hostd.protocol import (
     PROTOCOL,
     AttemptReport,
+    CardLinks,
     CardProcess,
     CardState,
     CleanCheck,
@@ -91,6 +92,7 @@ class Host:
         self._card_told: Dict[str, Tuple[Any, ...]] = {}
         self._log_sizes: Dict[str, int] = {}
         self._acked: List[Attempt] = []  # whose records do not say so yet
+        self._links_told: Tuple[CardLinks, ...] = ()
         self._driver_told: Tuple[Any, ...] = (cards.driver.status, cards.driver.version)
 
     # ---- life
@@ -149,6 +151,7 @@ class Host:
                 for attempt in [*(self.attempts.newest_forgotten() if hello.take_over else []), *self.attempts]
             ),
             holds=tuple(self.state.holds),
+            links=self._tell_links(),
         )
 
     async def set_floor(self, fence: int) -> Dict[str, Any]:
@@ -441,11 +444,17 @@ class Host:
             attempt = self.attempts.find(attempt_id)
             if attempt is not None and attempt.living:
                 attempt.keep_peaks(seen)
+        if self.cards.links != self._links_told:
+            self._report("links", "", {"links": to_wire(self._tell_links())})
         driver = self.cards.driver
         if (driver.status, driver.version) != self._driver_told:
             self._driver_told = (driver.status, driver.version)
             self._report("facts", "", self.facts())
         return cards
+
+    def _tell_links(self) -> Tuple[CardLinks, ...]:
+        self._links_told = self.cards.links
+        return self._links_told
 
     def grown_logs(self) -> List[str]:
         """Jobs whose living attempt has written since the last call, so that readers need not ask for nothing."""

@@ -22,11 +22,15 @@ import time
 from typing import Any, Callable, Collection, Dict, List, Optional, Set, Tuple
 
 from cotenant.hostd.cards import Cards, Driver, NoCards, OnCard, Sighting
+from cotenant.hostd.nvlink import read_links
+from cotenant.hostd.protocol import CardLinks
 
 #: A look waits this long. A healthy driver takes about 1 ms a card.
 DEADLINE_S = 2.0
 #: While the driver is away, it is asked this often whether it came back.
 RETRY_S = 5.0
+#: How often it is asked which cards are joined: that changes with the hardware alone, or when a link breaks.
+LINKS_EVERY_S = 300.0
 #: Xid numbers after which a card must not get new work before a person or a reset: double-bit ECC, row remapping failure,
 #: NVLink, fallen off the bus, uncontained ECC, GSP timeouts, and their newer kin (NVIDIA's Xid catalogue).
 CRITICAL_XIDS = frozenset({48, 62, 64, 74, 79, 95, 109, 119, 120, 136, 140, 143, 154})
@@ -56,6 +60,7 @@ class NvmlCards:
         self._deadline_s = deadline_s
         self._driver = Driver("error", "the driver was not asked yet")
         self._last: Dict[str, Sighting] = {}
+        self._links: Tuple[CardLinks, ...] = ()
         self._was_ok = False
         self._order: Dict[str, int] = {}
         self._reader: Optional[_Reader] = None
@@ -65,6 +70,10 @@ class NvmlCards:
     @property
     def driver(self) -> Driver:
         return self._driver
+
+    @property
+    def links(self) -> Tuple[CardLinks, ...]:
+        return self._links
 
     @property
     def needs_new_process(self) -> bool:
@@ -112,6 +121,8 @@ class NvmlCards:
             result = answer.result()
             self._take(result.cards)
             self._driver = result.driver
+            if result.driver.status == "ok":
+                self._links = result.links
             self._was_ok = self._was_ok or result.driver.status == "ok"
             if result.driver.status == "ok" and self._stuck:
                 self._driver = dataclasses.replace(
@@ -183,7 +194,10 @@ class _Question:
 class _Answer:
     driver: Driver
     cards: List[Sighting]
-    present: Optional[Tuple[str, ...]]  # what the driver shows, in its order; None after a look at some cards only
+    links: Tuple[CardLinks, ...] = ()
+    present: Optional[Tuple[str, ...]] = (
+        None  # what the driver shows, in its order; None after a look at some cards only
+    )
 
 
 class _Reader:
@@ -205,6 +219,8 @@ class _Reader:
         self._handles: Dict[str, Tuple[int, Any, Optional[str]]] = {}  # uuid -> index, handle, parent uuid
         self._fixed: Dict[str, Dict[str, Any]] = {}
         self._xids: Dict[str, Tuple[int, ...]] = {}
+        self._links: Tuple[CardLinks, ...] = ()
+        self._links_at = 0.0  # when they are read next
         self._events: Any = None
         self._watched: Set[str] = set()
         if before is not None:
@@ -213,6 +229,7 @@ class _Reader:
             self._handles, self._fixed, self._xids = dict(before._handles), dict(before._fixed), dict(before._xids)
             self._events, self._watched = before._events, set(before._watched)
             self._left_out = set(before._left_out)
+            self._links, self._links_at = before._links, before._links_at
         self._question: Optional[_Question] = None
         self._asked = threading.Semaphore(0)
         threading.Thread(target=self._run, name="nvml", daemon=True).start()
@@ -233,7 +250,7 @@ class _Reader:
             try:
                 result = self._answer(question)
             except Exception as error:  # noqa: BLE001 (it has raised TypeError on "not available")
-                result = _Answer(Driver("error", f"pynvml failed: {error!r}"), [], None)
+                result = _Answer(Driver("error", f"pynvml failed: {error!r}"), [])
             self.busy = False
             loop = question.answer.get_loop()
             try:
@@ -245,7 +262,7 @@ class _Reader:
 
     def _answer(self, question: _Question) -> _Answer:
         if not self._ready and not self._open():
-            return _Answer(self._driver, [], None)
+            return _Answer(self._driver, [])
         n = self._n
         try:
             # Asks for nothing that a card could delay; says at once when the driver has gone.
@@ -253,7 +270,7 @@ class _Reader:
         except n.NVMLError as error:
             self._close(error)
             if not self._open():
-                return _Answer(self._driver, [], None)
+                return _Answer(self._driver, [])
         if self._left_out - self.nameless:
             self._find_cards()  # one that hung answers by now
             self._watch_events()
@@ -265,8 +282,22 @@ class _Reader:
             self.at = uuid
             cards.append(self._read(uuid, index, handle, parent))
             self.at = ""
+        if question.uuids is None and time.monotonic() >= self._links_at:
+            self._read_links(question.without)
         present = tuple(self._handles) if question.uuids is None else None
-        return _Answer(self._driver, cards, present)
+        return _Answer(self._driver, cards, self._links, present)
+
+    def _read_links(self, without: "frozenset[str]") -> None:
+        whole = {uuid: handle for uuid, (_, handle, parent) in self._handles.items() if parent is None}
+        asked = {uuid: handle for uuid, handle in whole.items() if uuid not in without}
+
+        def at(uuid: str) -> None:
+            self.at = uuid
+
+        found = read_links(self._n, asked, at)
+        # of a card that hangs what was known stays
+        self._links = tuple(pair for pair in self._links if {pair.a, pair.b} & without) + found
+        self._links_at = time.monotonic() + LINKS_EVERY_S
 
     def _open(self) -> bool:
         n = self._n
@@ -320,6 +351,8 @@ class _Reader:
                 handles[uuid] = (index, handle, None)
             for name, instance in instances.items():
                 handles[name] = (index, instance, uuid)
+        if handles.keys() != self._handles.keys():
+            self._links_at = 0.0
         self._handles, self._left_out = (
             handles,
             left_out,

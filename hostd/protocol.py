@@ -116,6 +116,15 @@ class CardState:
 
 
 @dataclass(frozen=True)
+class CardLinks:
+    """Two cards of this host, by uuid, and how many NVLinks join them, directly or through switches."""
+
+    a: str
+    b: str
+    links: int
+
+
+@dataclass(frozen=True)
 class HostFacts:
     """The machine: totals for placement, and how its driver answers."""
 
@@ -284,6 +293,7 @@ class Welcome:
     cards: Tuple[CardState, ...] = ()
     attempts: Tuple[AttemptReport, ...] = ()  # all not yet forgotten
     holds: Tuple[str, ...] = ()  # lease ids of direct leases held on this host
+    links: Tuple[CardLinks, ...] = ()  # pairs of cards that are joined
 
 
 @dataclass(frozen=True)
@@ -335,7 +345,8 @@ class CleanCheck:
 #   beat         {n}                                                  -> {"n": n}
 #   ack          {seq}                         no reply
 # Reports: "attempt" (AttemptReport) on every change; "clean" {lease_id, CleanCheck} when slots of an
-#   ended lease became clean; "card" (CardState) when a card's state changed; "facts" (HostFacts) when nvml changed.
+#   ended lease became clean; "card" (CardState) when a card's state changed; "facts" (HostFacts) when nvml changed;
+#   "links" {"links": [CardLinks]} when other cards are joined than before.
 # Telemetry: "cards" {"cards": [CardState], "facts": HostFacts}; "logs" {"jobs": [job_id]} when logs of these grew;
 #   "progress" {"attempts": [Progress]} when a checkpoint came or is being written, and of all every few seconds.
 

@@ -11,6 +11,7 @@ import uuid
 from typing import Callable, Collection, List, Optional, Tuple
 
 from cotenant.hostd.cards import Driver, OnCard, Sighting
+from cotenant.hostd.protocol import CardLinks
 
 #: What a simulated card claims to have.
 MEMORY_MIB = 80 * 1024
@@ -25,6 +26,7 @@ class SimulatedCards:
     busy_interval_s: Optional[float] = None
     idle_interval_s: Optional[float] = None
     needs_new_process = False
+    links: Tuple[CardLinks, ...] = ()
 
     def __init__(self, count: int, state_id: str, claims: Callable[[], List[Claim]]) -> None:
         space = uuid.uuid5(uuid.NAMESPACE_OID, f"cotenant/simulated/{state_id}")

@@ -234,6 +234,7 @@ class Keeper:
                     memory_mib=gpu["memory_mib"] // gpu["shares"],
                     model=gpu["name"],
                     capability=int(major or 0) * 10 + int(minor or 0),
+                    mig=gpu["uuid"].startswith("MIG-"),
                 )
                 base[slot.key] = slot
         for host in self._host_rows:
@@ -289,6 +290,7 @@ class Keeper:
                     cuda=worlds.cuda_number((facts.cuda if facts else None) or ""),
                     labels=tuple(sorted(settings.labels.items())) if settings else (),
                     max_jobs=settings.max_jobs if settings else 0,
+                    links=live.links if live else (),
                 )
             )
         self._hosts = tuple(views)

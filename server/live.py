@@ -26,6 +26,7 @@ class LiveHost:
     reason: str = ""
     facts: HostFacts | None = None
     at_ms: int = 0
+    links: tuple[tuple[str, str, int], ...] = ()  # (uuid, uuid, NVLinks between the two)
     needs_floor: bool = False  # it lost its memory, and what it ran before may still be there: nothing starts on it
 
 

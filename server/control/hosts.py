@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import asdict
 from typing import Any, Final
 
 from cotenant.hostd import protocol
-from cotenant.hostd.protocol import AttemptReport, CardProcess, CardState, CleanCheck, Hello, Welcome
+from cotenant.hostd.protocol import AttemptReport, CardLinks, CardProcess, CardState, CleanCheck, Hello, Welcome
 from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.backends.link import HostLink, read_cards
 from cotenant.server.control import gangs, outcomes, placing
@@ -82,6 +82,7 @@ class Hosts:
         self._sightings.see(name, welcome.cards, welcome.facts, now)
         live = context.live.hosts.setdefault(name, LiveHost())
         live.needs_floor = unsure
+        live.links = _links(welcome.links)
         context.hosts[name] = host
         self.take_over.discard(name)
         self.refusals.pop(name, None)
@@ -252,6 +253,11 @@ class Hosts:
             done = context.db.submit(clean_up)
             done.add_done_callback(lambda future: context.wake())
             return done
+        if name == "links":
+            pairs = [protocol.from_wire(CardLinks, pair) for pair in body.get("links") or ()]
+            context.live.hosts.setdefault(host, LiveHost()).links = _links(pairs)
+            context.keeper.observe_cards()
+            context.wake()
         if name == "card":
             self._sightings.see_card(host, protocol.from_wire(CardState, body), now)
         return context.db.submit(lambda tx: rows.take_seq(tx, host, seq))
@@ -478,6 +484,10 @@ class Hosts:
 def _attempts_on(connection: sqlite3.Connection, host: str) -> list[sqlite3.Row]:
     """What a host has, or may have: attempts, and ranks of attempts on several hosts."""
     return [*jobs.attempts_on(connection, host), *ranks.living(connection, host)]
+
+
+def _links(pairs: Iterable[CardLinks]) -> tuple[tuple[str, str, int], ...]:
+    return tuple(sorted((*sorted((pair.a, pair.b)), pair.links) for pair in pairs))  # type: ignore[misc]
 
 
 def _lists_all(welcome: Welcome) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from cotenant.hostd import protocol
 from cotenant.hostd.protocol import (
     AttemptReport,
+    CardLinks,
     CardProcess,
     CardState,
     CleanCheck,
@@ -90,6 +91,7 @@ class Machine:
     name: str = "local"
     driver: str | None = None
     cuda: str | None = None
+    links: tuple[tuple[str, str, int], ...] = ()
     cards: int = 2
     nvml: str = "simulated"
     boot: int = 1
@@ -213,6 +215,7 @@ class Machine:
         return Welcome(
             protocol.PROTOCOL, self.state_id, self.boot_id, 1, highest, self.amnesia, self.facts(),
             tuple(self.card(n) for n in range(self.cards)), tuple(self.attempts.values()), tuple(self.holds),
+            tuple(CardLinks(*pair) for pair in self.links),
         )  # fmt: skip
 
     def set_floor(self, fence: int) -> dict[str, Any]:

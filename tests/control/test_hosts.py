@@ -538,3 +538,20 @@ async def test_a_host_that_lost_its_memory_before_any_grant_obeys_the_next_start
         a = await bench.caller("a")
         assert bench.job(await bench.submit(a))["state"] == "running"
         bench.check()
+
+
+async def test_what_joins_cards_reaches_the_world_with_the_hello_and_when_it_changes(make_bench) -> None:
+    machine = Machine("local", cards=3)
+    machine.links = ((machine.uuids[0], machine.uuids[1], 4),)
+    bench = await make_bench(machine)
+    one, two, three = machine.uuids
+
+    def links() -> tuple:
+        return bench.control.context.keeper.hosts["local"].links
+
+    assert links() == ((one, two, 4),)
+    machine.report("links", {"links": [{"a": three, "b": one, "links": 2}]})
+    await bench.settle()
+    assert links() == ((one, three, 2),)
+    await bench.restart()
+    assert links() == ((one, two, 4),)

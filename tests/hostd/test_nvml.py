@@ -407,3 +407,80 @@ async def test_a_second_hostd_sees_the_cards_that_the_first_has_leased(nvml_host
         await nvml_hostd.ask("unhold", lease_id="L1")
         assert await serves(second, uuids[0], "yes2") == "0" and await serves(second, uuids[1], "yes3") == "1"
         assert (await second.start("whole", ["true"], slots=(SlotRef(uuids[3]),)))["pid"]
+
+
+# ---- which cards are joined
+
+
+def joined(hostd, nvml, uuids=()):
+    """{(card, card): links} by number, as the welcome or the newest report says."""
+    number = {uuid: n for n, uuid in enumerate(uuids or nvml.uuids())}
+    told = [m["body"]["links"] for m in hostd.reports if m["report"] == "links"]
+    pairs = told[-1] if told else hostd.welcome.get("links", [])
+    return {tuple(sorted((number[p["a"]], number[p["b"]]))): p["links"] for p in pairs}
+
+
+async def test_cards_without_nvlink_are_joined_to_none(nvml_hostd, nvml):
+    assert "links" not in nvml_hostd.welcome and joined(nvml_hostd, nvml) == {}
+
+
+@pytest.mark.parametrize(
+    ("peers", "wanted"),
+    [
+        # pairs with bridges, one of the links down
+        (["1,1", "0,-", "3,3", "2,2"], {(0, 1): 2, (2, 3): 2}),
+        (["1,-", "0,-", "3", "2"], {(0, 1): 1, (2, 3): 1}),
+        # a ring, and one diagonal
+        (["1,3", "0,2,3", "1,3", "0,2,1"], {(0, 1): 1, (0, 3): 1, (1, 2): 1, (2, 3): 1, (1, 3): 1}),
+        # switches join all; one card has fewer links up
+        (["S,S,S,S", "S,S,S,S", "S,S,S,-", "S,S,S,S"], {(0, 1): 4, (0, 2): 3, (0, 3): 4, (1, 2): 3, (1, 3): 4, (2, 3): 3}),
+        # two cards behind a switch, the others alone
+        (["S,S", "S,S", None, "-,-"], {(0, 1): 2}),
+    ],
+)  # fmt: skip
+async def test_who_is_joined_with_whom(tmp_path, nvml, nvml_libdir, peers, wanted):
+    for gpu, ends in enumerate(peers):
+        nvml.set(gpu, nvpeers=ends)
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir)) as hostd:
+        assert joined(hostd, nvml) == wanted
+
+
+async def test_a_card_whose_links_hang_takes_only_itself_out(tmp_path, nvml, nvml_libdir):
+    for gpu, ends in enumerate(["1,1", "0,0", "3", "2"]):
+        nvml.set(gpu, nvpeers=ends)
+    nvml.delay(0, "nvmlDeviceGetNvLinkState", 60_000)
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir)) as hostd:
+        states = [card.get("state", "ok") for card in hostd.cards]
+        assert states == ["sick", "ok", "ok", "ok"]
+        assert (2, 3) in joined(hostd, nvml)
+        assert await serves(hostd, nvml.uuid(1), "a1")
+
+
+@pytest.mark.parametrize("fn", ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo"])
+async def test_links_that_cannot_be_read_are_none(tmp_path, nvml, nvml_libdir, fn):
+    for gpu, ends in enumerate(["1", "0", "3", "2"]):
+        nvml.set(gpu, nvpeers=ends)
+    nvml.error(0, fn, 3)
+    nvml.error(1, fn, 3)
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir)) as hostd:
+        assert joined(hostd, nvml) == {(2, 3): 1}
+        assert [card.get("state", "ok") for card in hostd.cards] == ["ok"] * 4
+
+
+async def test_a_divided_card_has_no_links(tmp_path, nvml, nvml_libdir):
+    for gpu, ends in enumerate(["S", "S", "S", "S"]):
+        nvml.set(gpu, nvpeers=ends)
+    nvml.mig(3, ["1g.10gb", "3g.40gb"])
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir)) as hostd:
+        assert joined(hostd, nvml) == {(0, 1): 1, (0, 2): 1, (1, 2): 1}
+
+
+async def test_a_card_that_comes_later_brings_its_links(tmp_path, nvml, nvml_libdir):
+    for gpu, ends in enumerate(["1", "0", "3", "2"]):
+        nvml.set(gpu, nvpeers=ends)
+    uuids = nvml.uuids()
+    nvml.unload_driver()
+    async with Hostd(tmp_path, env=nvml.env(nvml_libdir)) as hostd:
+        assert joined(hostd, nvml, uuids) == {}
+        nvml.load_driver()
+        await until(lambda: joined(hostd, nvml, uuids) == {(0, 1): 1, (2, 3): 1}, "the links are told")

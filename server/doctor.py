@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotenant.server.model.events import EVENT_TYPES
+from cotenant.server.model.indices import Indices
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL
 from cotenant.server.services import DATABASE
+from cotenant.server.store.arrays import COLUMN, todo_of
 from cotenant.server.store.db import NETWORK_FILE_SYSTEMS as NETWORK
 from cotenant.server.store.db import file_system_of, migrations, read_only_uri
 
@@ -69,6 +71,11 @@ def examine(data_dir: Path) -> list[Finding]:
             _none(c, "living ranks hold slots of their host (1)", _RANKS_SLOTLESS, "living ranks without a slot"),
             _none(c, "no rank before all are ready (4)", _RANKS_EARLY, "ranks that began before the word to begin"),
             _caps(c),
+            _none(
+                c, "an array's counts are those of its elements", _COUNTS, "arrays whose counts are not their elements'"
+            ),
+            _none(c, "no array runs more than it allows", _PARALLEL, "arrays above their max_parallel"),
+            _arrays(c),
             _none(c, "final is final (8)", _AFTER_FINAL, "jobs with an event of another end after their first"),
             _events(c),
             _none(c, "every job has its events (11)", _UNAUDITED, "jobs whose state is not their last recorded move"),
@@ -121,6 +128,17 @@ _RANKS_SLOTLESS = (
     " (SELECT 1 FROM lease_slot s WHERE s.lease_id = a.lease_id AND s.host = r.host AND s.use = 'held')"
 )
 _RANKS_EARLY = "SELECT r.id FROM rank r JOIN attempt a ON a.id = r.attempt_id WHERE a.go_at_ms IS NULL AND r.started_at_ms IS NOT NULL"
+_IN = {
+    name: ", ".join(f"'{state}'" for state, column in COLUMN.items() if column == name) for name in set(COLUMN.values())
+}
+_COUNTS = (
+    "SELECT a.job_id FROM array a LEFT JOIN job j ON j.array_id = a.job_id AND j.array_index IS NOT NULL GROUP BY a.job_id HAVING "
+    + " OR ".join(
+        f"a.{name} <> sum(coalesce(j.state IN ({_IN[name]}), 0))"
+        for name in ("waiting", "running", "succeeded", "failed")
+    )
+)
+_PARALLEL = "SELECT job_id FROM array WHERE running > max_parallel"
 _AFTER_FINAL = "SELECT job_id FROM event WHERE type IN ('job.succeeded', 'job.failed', 'job.cancelled') GROUP BY job_id HAVING count(*) > 1"
 # moves that carry the state in `new`; others (a signal, a hand-over) say nothing of the state
 _UNAUDITED = (
@@ -174,6 +192,38 @@ def _caps(c: sqlite3.Connection) -> Finding:
             "caps at every grant (5)", False, f"{len(broken)} grants above a cap: events {broken[:5]}", "Report this."
         )
     return Finding("caps at every grant (5)", True, f"{checked} grants under a cap")
+
+
+def _arrays(c: sqlite3.Connection) -> Finding:
+    """Of each index of an array exactly one holds: it waits, it is on hold, it was cancelled, or it has a job."""
+    broken, checked = [], 0
+    for row in c.execute("SELECT * FROM array"):
+        checked += 1
+        todo, held, dropped = todo_of(row), Indices.parse(row["on_hold"]), Indices.parse(row["dropped"])
+        started = Indices.of(
+            job[0]
+            for job in c.execute(
+                "SELECT array_index FROM job WHERE array_id = ? AND array_index IS NOT NULL", (row["job_id"],)
+            )
+        )
+        sets = (todo, held, dropped, started)
+        whole = todo | held | dropped | started
+        cancelled = c.execute(
+            "SELECT count(*) FROM job WHERE array_id = ? AND array_index IS NOT NULL AND state = 'cancelled'",
+            (row["job_id"],),
+        ).fetchone()[0]
+        numbers = (row["pending"], row["held"], row["cancelled"])
+        if (
+            sum(map(len, sets)) != len(whole)
+            or whole != Indices.parse(row["indices"])
+            or numbers != (len(todo), len(held), len(dropped) + cancelled)
+        ):
+            broken.append(row["job_id"])
+    if broken:
+        return Finding(
+            "every index of an array is in one place", False, f"not so: {', '.join(broken[:5])}", "Report this."
+        )
+    return Finding("every index of an array is in one place", True, f"{checked} arrays")
 
 
 def _events(c: sqlite3.Connection) -> Finding:

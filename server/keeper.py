@@ -195,7 +195,8 @@ class Keeper:
         before, after = self.living.get(lease_id), living.get(lease_id)
         if before is None or after is None:
             return False
-        if replace(before, expires_ms=after.expires_ms, stop_s=after.stop_s) != after:
+        # nor which element of an array it was
+        if replace(before, expires_ms=after.expires_ms, stop_s=after.stop_s, job_id=after.job_id) != after:
             return False
         return all(self.uses.get(key, ("", ""))[:2] == ("held", lease_id) == uses[key][:2] for key in after.slots)
 
@@ -297,11 +298,19 @@ class Keeper:
         self.hosts = {view.name: view for view in views}
 
     def assume(self, ask_id: str | None, holding: Holding) -> None:
-        """Count a grant that is being written as made, so that the next decision does not give it again."""
+        """Count a grant that is being written as made, so that the next decision does not give it again.
+
+        Of an array that waits one element less is left.
+        """
         self.version += 1
         self._undecided = True
         if ask_id is not None:
-            self.waiting.drop(ask_id)
+            ask = self.waiting.get(ask_id)
+            if ask is not None and ask.count > 1:
+                room = None if ask.array_room is None else max(0, ask.array_room - 1)
+                self.waiting.put(replace(ask, count=ask.count - 1, array_room=room))
+            else:
+                self.waiting.drop(ask_id)
         self.living[holding.id] = holding
         self._taken[holding.id] = set(holding.slots)
         for key in holding.slots:

@@ -135,11 +135,14 @@ class Loop:
         if writer is not None and decided.wake_at_ms is not None and decided.wake_at_ms != self._wake_at_ms:
             self.wake()  # `run` sleeps until what was due before
         self._wake_at_ms = decided.wake_at_ms
+        of_arrays: dict[str, list[placing.Grant]] = {}
         for decision in decided.decisions:
             if isinstance(decision, Start):
-                self._start(decision, now)
+                self._start(decision, now, of_arrays)
             elif isinstance(decision, Expire):
                 self._expire(decision)
+        for array_id, granted in of_arrays.items():
+            context.background_task(placing.start_elements(context, array_id, granted, now))
         context.keeper.settled()
         self.passes += 1
         self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
@@ -166,7 +169,8 @@ class Loop:
         self._held_back = (frozenset(), frozenset())
         self._context.keeper.distrust()
 
-    def _start(self, decision: Start, now: int) -> None:
+    def _start(self, decision: Start, now: int, of_arrays: dict[str, list[placing.Grant]]) -> None:
+        """Set a start in motion; those of an array's elements are gathered in `of_arrays`."""
         context = self._context
         ask = context.keeper.waiting.get(decision.ask_id)
         if ask is None:
@@ -177,14 +181,17 @@ class Loop:
             "hard_end_at_ms": now + ask.hours_ms, "priority": ask.priority,
         }  # fmt: skip
         lease_id = ask.id if decision.kind == "claim" else context.ids.new("lease", now)
+        is_array = ask.array == ask.id
         context.keeper.assume(
             ask.id,
             grants.holding_of(
                 lease_id, decision.kind, decision.slots, values,
-                job_id=ask.id if decision.kind == "job" else None, needs=ask.needs,
+                job_id=ask.id if decision.kind == "job" else None, needs=ask.needs, array=ask.array,
             ),
         )  # fmt: skip
-        if decision.kind == "job":
+        if is_array:
+            of_arrays.setdefault(ask.id, []).append((lease_id, slots))
+        elif decision.kind == "job":
             context.background_task(placing.start_job(context, ask.id, lease_id, slots, now))
         else:
             context.background_task(self._grant(ask.id, slots, now))

@@ -52,7 +52,11 @@ class Waiting:
         key = equal_key(ask)
         if self._key_of.get(ask.id) == key:
             group = self._groups[key]
-            if group.asks[ask.id].queued_at_ms == ask.queued_at_ms:
+            before = group.asks[ask.id]
+            if before.queued_at_ms == ask.queued_at_ms:
+                # an array's elements may have got room, which those of its group share
+                if (before.array_room or 0) < (ask.array_room or 0):
+                    self.undecided = True
                 group.asks[ask.id] = ask
                 return
         self.drop(ask.id)

@@ -126,12 +126,16 @@ async def list_jobs(
     label: Annotated[str | None, Field(max_length=400, description="only with this label: KEY=VALUE")] = None,
     host: HostFilter = None,
     since: Since = None,
+    array: Annotated[
+        str | None, Field(max_length=64, pattern=r"^[A-Za-z0-9_-]+$", description="the elements of this array")
+    ] = None,
     limit: Annotated[int, Field(ge=1, le=200, description="jobs at most")] = 20,
     cursor: Cursor = None,
 ) -> JobList:
     """Find jobs, newest first: yours after a pause (holder = your name), what runs, what waits, what failed.
 
-    Each row has its main blocker or exit code; get_job has the rest of one. Give cursor back for the next page.
+    Each row has its main blocker or exit code; get_job has the rest of one. An array is one row with counts; give array
+    for its elements that have started. Give cursor back for the next page.
     """
     return await call.control.views.list_jobs(
         call.caller,
@@ -142,6 +146,7 @@ async def list_jobs(
         label=label,
         host=host,
         since=since,
+        array=array,
         limit=limit,
         cursor=cursor,
     )

@@ -142,7 +142,7 @@ def recheck_hosts(
 
 def holding_of(
     lease_id: str, kind: str, slots: tuple[SlotKey, ...], values: dict[str, Any], *, job_id: str | None = None, stop_s: int = 10,
-    needs: Needs | None = None,
+    needs: Needs | None = None, array: str = "",
 ) -> Holding:  # fmt: skip
     """What the keeper assumes until the row is read back."""
     return Holding(
@@ -163,6 +163,7 @@ def holding_of(
         memory_mib=needs.memory_mib if needs else 0,
         disk_mib=needs.disk_mib if needs else 0,
         exclusive=needs.exclusive_host if needs else False,
+        array=array,
     )
 
 

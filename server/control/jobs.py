@@ -21,11 +21,13 @@ from cotenant.server.deciding.blockers import could_ever, outlook
 from cotenant.server.deciding.world import Ask, Blocker, World
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, RankAnswer, SignalAnswer
+from cotenant.server.model.arrays import of_element
 from cotenant.server.model.caller import Caller, may_operate, owns
+from cotenant.server.model.indices import Indices
 from cotenant.server.model.spec import JobSpec, parse_kept
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, PRIORITIES, JobState
 from cotenant.server.model.text import quoted
-from cotenant.server.store import events, jobs, requests
+from cotenant.server.store import arrays, events, jobs, requests
 from cotenant.server.store.db import Tx, dumps
 from cotenant.server.store.views import Views
 from cotenant.server.store.worlds import needs_of
@@ -90,11 +92,16 @@ class Jobs:
         hours_ms, hours_from = context.hours_ms(pool, spec.hours)
         text = _kept_text(spec)
         same_spec = requests.args_hash("spec", text)
+        many = spec.many
+        if many is not None:
+            text = _kept_text(spec.model_copy(update={"array": many.kept()}))
         verb = "submit_job" if again is None else "retry_job"
         digest = requests.args_hash(verb, [text, when_full] if again is None else again)
         now = context.now()
         job_id = context.ids.new("job", now)
         ask = Ask(job_id, "job", caller.owner, caller.name, caller.human, pool, needs_of(spec), priority, now, hours_ms)
+        if many is not None:
+            ask = replace(ask, count=many.size, array=job_id, array_room=many.max_parallel)
         answer = await self._at_once(
             caller,
             ask,
@@ -124,6 +131,7 @@ class Jobs:
             "submitted_at_ms": now,
             "queued_at_ms": now,
             "changed_at_ms": now,
+            "array_id": None if many is None else job_id,
         }
 
         def write(tx: Tx) -> str:
@@ -133,10 +141,12 @@ class Jobs:
             if known is not None:
                 return known
             jobs.insert(tx, row)
+            if many is not None:
+                arrays.insert(tx, job_id, many.size, Indices(((0, many.size - 1),)), many.max_parallel, many.sets())
             requests.keep(tx, caller.name, request_id, verb, digest, job_id, now)
             events.append(
                 tx, "job.submitted", caller, now, job_id=job_id, pool=pool, new="queued", request_id=request_id,
-                args={"gpus": spec.gpus_min, "priority": spec.priority},
+                args={"gpus": spec.gpus_min, "priority": spec.priority} | ({} if many is None else {"array": many.size}),
             )  # fmt: skip
             return job_id
 
@@ -225,18 +235,20 @@ class Jobs:
         """Until the job is final, at most `max_wait_s`; returns where it stands. Ending the wait never ends the job."""
         context = self._context
         end = context.clock.monotonic_s() + max_wait_s
+        whole = of_element(job_id)  # an element that has not started moves with its array
         while True:
-            ticket = context.turnstile.ticket(f"cotenant://jobs/{job_id}")
+            tickets = {context.turnstile.ticket(f"cotenant://jobs/{key}") for key in (job_id, *(whole or ())[:1])}
             try:
-                state = context.db.peek(lambda c: c.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone())
+                state = self._views.find_state(job_id)
                 left = end - context.clock.monotonic_s()
-                if state is None or state[0] in JOB_FINAL or left <= 0:
+                if state is None or state in JOB_FINAL or left <= 0:
                     return await self.get(caller, job_id)
                 if on_progress is not None:
-                    await on_progress(max_wait_s - left, max_wait_s, str(state[0]))
-                await asyncio.wait({ticket}, timeout=min(left, 10))
+                    await on_progress(max_wait_s - left, max_wait_s, state)
+                await asyncio.wait(tickets, timeout=min(left, 10), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                ticket.cancel()
+                for ticket in tickets:
+                    ticket.cancel()
 
     # ---- ending
 
@@ -262,7 +274,7 @@ class Jobs:
             if row["state"] in JOB_FINAL:
                 # a repeat of the request that ended it is answered as the first was
                 return "cancelled" if known and row["state"] == "cancelled" else "already_final", row["state"]
-            if known or (row["state"] == "stopping" and row["stop_reason"] == "cancel"):
+            if known or (row["stop_reason"] == "cancel" and (row["state"] == "stopping" or arrays.is_array(row))):
                 return "stopping", row["state"]
             how = (
                 "autopilot"
@@ -283,14 +295,19 @@ class Jobs:
 
         status, state = await context.db.write(write)
         context.wake()
-        if state == "stopping":
-            await self.carry_out_stop(job_id)
+        if status == "stopping":
+            await self.carry_out_stops(job_id)
         said_it = {
             "already_final": f"The job had ended before: {state}.",
             "stopping": "Its processes are being stopped; wait_job tells when they are gone.",
             "cancelled": "The job is cancelled.",
         }[status]
         return CancelAnswer(job_id=job_id, status=status, state=state, message=said_it)
+
+    async def carry_out_stops(self, job_id: str) -> None:
+        """Pass the ordered stops of a job, or of all elements of an array, to their hosts."""
+        ids = self._context.db.peek(lambda c: [row["id"] for row in arrays.living(Tx(c), job_id)])
+        await asyncio.gather(*map(self.carry_out_stop, ids or [job_id]))
 
     async def carry_out_stop(self, job_id: str) -> None:
         """Pass an ordered stop to the host. Repeated by the loop until the host has taken it."""
@@ -321,6 +338,9 @@ class Jobs:
         known = context.db.peek(lambda c: requests.find(Tx(c), caller.name, request_id, "retry_job", digest))
         if known is not None:  # whatever has become of it since
             return replace(await self._views.get_job(caller, known), deduplicated=True)
+        if row["array_id"] is not None:
+            raise Conflict(f"{job_id} is of an array; retrying arrays is not possible yet",
+                           hint="Submit the elements that you need again.")  # fmt: skip
         if row["state"] == "held":
             return await self._unhold(caller, job_id, "retry", request_id, "retry_job", digest)
         if row["state"] not in JOB_FINAL:

@@ -160,7 +160,7 @@ class Operate:
             order_stop(tx, caller, row, "evict", now, confirmed="person", why=reason)
 
         await self._context.db.write(write)
-        await self._jobs.carry_out_stop(job_id)
+        await self._jobs.carry_out_stops(job_id)
         self._context.wake()
         return asdict(await self._views.get_job(caller, job_id))
 

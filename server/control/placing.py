@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from cotenant.hostd.protocol import AttemptReport, SlotRef, StartSpec
 from cotenant.server.backends.base import Host, HostRefused
@@ -16,11 +16,12 @@ from cotenant.server.control.context import Context
 from cotenant.server.control.secrets import SecretUnreadable, read_secret
 from cotenant.server.deciding.world import Slot
 from cotenant.server.errors import OutcomeUnknown, Unreachable
+from cotenant.server.model.arrays import environment
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JobState, LeaseState
 from cotenant.server.model.text import clean
-from cotenant.server.store import events, jobs, leases, meta, ranks
+from cotenant.server.store import arrays, events, jobs, leases, meta, ranks
 from cotenant.server.store.db import Tx
 from cotenant.server.store.worlds import needs_from_json, needs_of
 
@@ -31,6 +32,8 @@ RUNNING_AFTER_S: Final = 0.005
 
 #: An attempt, its job, its lease's slots.
 Intended: TypeAlias = tuple[sqlite3.Row, sqlite3.Row, list[sqlite3.Row]]
+#: A lease that was decided on: its id and its slots.
+Grant: TypeAlias = tuple[str, list[Slot]]
 
 
 def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], now: int) -> Coroutine[None, None, None]:
@@ -39,62 +42,140 @@ def start_job(context: Context, job_id: str, lease_id: str, slots: list[Slot], n
     A decision that the rows no longer allow is dropped; the loop decides anew.
     """
     attempt_id = context.ids.new("attempt", now)
-    held = grants.held_slots(slots)
-    hosts = list(dict.fromkeys(slot.host for slot in slots))
-    host = hosts[0]
 
     def write(tx: Tx) -> Intended | None:
         row = tx.one("SELECT * FROM job WHERE id = ?", (job_id,))
-        if row is None or row["state"] not in ("queued", "preempted"):
+        if row is None or row["state"] not in ("queued", "preempted") or row["waits_for"]:
             return None
-        units = sum(s.units for s in slots)
-        numbers = grants.recheck(
-            tx,
-            context.settings,
-            pool=row["pool"],
-            owner=row["owner"],
-            caller=row["caller"],
-            human=bool(row["human"]),
-            units=units,
-        )
-        needs = needs_of(parse_kept(row["spec"]))
-        numbers |= grants.recheck_hosts(tx, context.keeper.hosts, slots, needs)
-        fence = meta.next_of(tx, "fence")
-        epoch = row["epoch"] + 1
-        leases.insert(
-            tx,
-            {
-                "id": lease_id, "kind": "job", "state": "leased", "caller": row["caller"], "owner": row["owner"], "human": row["human"],
-                "pool": row["pool"], "priority": row["priority"], "needs": "{}", "gpus": grants.cards(slots), "units": units,
-                "fence": fence, "job_id": job_id, "host": host, "hours_ms": row["hours_ms"], "hours_from": row["hours_from"],
-                "queued_at_ms": row["queued_at_ms"], "granted_at_ms": now, "hard_end_at_ms": now + row["hours_ms"],
-                **grants.booked(needs),
-            },
-            held,
-        )  # fmt: skip
-        jobs.insert_attempt(
-            tx,
-            {
-                "id": attempt_id, "job_id": job_id, "epoch": epoch, "lease_id": lease_id, "fence": fence, "host": host,
-                "state": "intended", "created_at_ms": now, "nodes": len(hosts),
-            },
-        )  # fmt: skip
-        if len(hosts) > 1:
-            ranks.insert(tx, attempt_id, hosts)
+        if (array := _full_array(tx, row)) is not None:
+            raise grants.GrantLost(f"as many elements of {array} run as it allows")
+        numbers = _recheck(tx, context, row, slots)
+        fence, epoch = meta.next_of(tx, "fence"), row["epoch"] + 1
         if row["state"] == "preempted":
             jobs.move(tx, job_id, JobState.QUEUED, now)
         jobs.move(
             tx, job_id, JobState.DEPLOYING, now, row=row if row["state"] == "queued" else None, epoch=epoch, fence=fence,
             held_reason=None,
         )  # fmt: skip
-        events.append(
-            tx, "job.placed", LOOP, now, owner=row["owner"], job_id=job_id, attempt_id=attempt_id, lease_id=lease_id, host=host,
-            pool=row["pool"], old=row["state"], new="deploying",
-            args={"slots": grants.slots_for_event(held), "fence": fence, "epoch": epoch, "human": row["human"], **numbers},
-        )  # fmt: skip
+        _intend(tx, row, attempt_id, lease_id, slots, epoch, fence, now, numbers)
         return read_attempt(tx.connection, attempt_id)
 
     return _started(context, context.db.submit(write), job_id, lease_id)
+
+
+def start_elements(context: Context, array_id: str, granted: list[Grant], now: int) -> Coroutine[None, None, None]:
+    """Start the next elements of an array that wait, one on each of the leases and slots of `granted`, in one transaction.
+
+    Each becomes a job of its own in the moment it gets its lease: until then it is only a number. Indices are given out
+    in ascending order; which one gets which slots is decided here, so that none can ever be given out twice.
+    """
+    attempt_ids = [context.ids.new("attempt", now) for _ in granted]
+
+    def write(tx: Tx) -> list[Intended]:
+        row = tx.one("SELECT * FROM job WHERE id = ?", (array_id,))
+        if row is None or row["state"] != "queued" or row["waits_for"]:
+            return []
+        array = arrays.get(tx, array_id)
+        started: list[Intended] = []
+        # an array of which less is left than was decided on starts what it has
+        for index, (lease_id, slots), attempt_id in zip(
+            arrays.take(tx, array, len(granted)), granted, attempt_ids, strict=False
+        ):
+            numbers = _recheck(tx, context, row, slots)
+            fence = meta.next_of(tx, "fence")
+            element = arrays.element_row(tx.connection, row, array, index)
+            element |= {"state": "deploying", "epoch": 1, "fence": fence, "changed_at_ms": now}
+            jobs.insert(tx, element)
+            _intend(tx, element, attempt_id, lease_id, slots, 1, fence, now, numbers)
+            intended = read_attempt(tx.connection, attempt_id)
+            assert intended is not None
+            started.append(intended)
+        return started
+
+    return _elements_started(context, context.db.submit(write), array_id, [lease_id for lease_id, _ in granted])
+
+
+def _full_array(tx: Tx, row: sqlite3.Row) -> str | None:
+    """The array of an element in the queue, if as many of it run as it allows."""
+    if row["array_index"] is None:
+        return None
+    array = arrays.get(tx, row["array_id"])
+    limit = array["max_parallel"]
+    return array["job_id"] if limit is not None and array["running"] >= limit else None
+
+
+def _recheck(tx: Tx, context: Context, row: sqlite3.Row, slots: list[Slot]) -> dict[str, int]:
+    """Caps and hosts once more, from the rows themselves; returns the numbers for the event.
+
+    Raises:
+        GrantLost: they do not allow it any more.
+    """
+    numbers = grants.recheck(
+        tx,
+        context.settings,
+        pool=row["pool"],
+        owner=row["owner"],
+        caller=row["caller"],
+        human=bool(row["human"]),
+        units=sum(s.units for s in slots),
+    )
+    return numbers | grants.recheck_hosts(tx, context.keeper.hosts, slots, needs_of(parse_kept(row["spec"])))
+
+
+def _intend(
+    tx: Tx, job: sqlite3.Row | Mapping[str, Any], attempt_id: str, lease_id: str, slots: list[Slot], epoch: int, fence: int, now: int,
+    numbers: dict[str, int],
+) -> None:  # fmt: skip
+    """Write down that a job will be started: its lease, its attempt, the event."""
+    held = grants.held_slots(slots)
+    hosts = list(dict.fromkeys(slot.host for slot in slots))
+    host = hosts[0]
+    leases.insert(
+        tx,
+        {
+            "id": lease_id, "kind": "job", "state": "leased", "caller": job["caller"], "owner": job["owner"], "human": job["human"],
+            "pool": job["pool"], "priority": job["priority"], "needs": "{}", "gpus": grants.cards(slots),
+            "units": sum(s.units for s in slots), "fence": fence, "job_id": job["id"], "host": host, "hours_ms": job["hours_ms"],
+            "hours_from": job["hours_from"], "queued_at_ms": job["queued_at_ms"], "granted_at_ms": now,
+            "hard_end_at_ms": now + job["hours_ms"], **grants.booked(needs_of(parse_kept(job["spec"]))),
+        },
+        held,
+    )  # fmt: skip
+    jobs.insert_attempt(
+        tx,
+        {
+            "id": attempt_id, "job_id": job["id"], "epoch": epoch, "lease_id": lease_id, "fence": fence, "host": host,
+            "state": "intended", "created_at_ms": now, "nodes": len(hosts),
+        },
+    )  # fmt: skip
+    if len(hosts) > 1:
+        ranks.insert(tx, attempt_id, hosts)
+    old = "queued" if job["state"] == "deploying" else job["state"]  # an element is written down as it starts
+    events.append(
+        tx, "job.placed", LOOP, now, owner=job["owner"], job_id=job["id"], attempt_id=attempt_id, lease_id=lease_id, host=host,
+        pool=job["pool"], old=old, new="deploying",
+        args={"slots": grants.slots_for_event(held), "fence": fence, "epoch": epoch, "human": job["human"], **numbers},
+    )  # fmt: skip
+
+
+async def _elements_started(
+    context: Context, recorded: asyncio.Future[list[Intended]], array_id: str, lease_ids: list[str]
+) -> None:
+    started: list[Intended] = []
+    try:
+        started = await recorded
+    except (sqlite3.IntegrityError, grants.GrantLost) as error:
+        log.info("the start of elements of %s was decided on an older world: %s", array_id, error)
+    except BaseException:
+        context.keeper.doubt(array_id, *lease_ids)  # what was assumed must not outlive its failure
+        raise
+    if len(started) < len(lease_ids):
+        context.keeper.doubt(array_id, *lease_ids)
+        context.wake()
+    for attempt in started[1:]:
+        context.background_task(_ask_to_start(context, attempt))
+    if started:
+        await _ask_to_start(context, started[0])
 
 
 async def _started(context: Context, recorded: asyncio.Future[Intended | None], job_id: str, lease_id: str) -> None:
@@ -202,10 +283,12 @@ def start_spec(
     """
     spec = parse_kept(job["spec"])
     host = context.settings.hosts.get(on or attempt["host"])
-    environment = dict(spec.env)
+    variables = dict(spec.env)
     for name, value in (("COTENANT_PROJECT", spec.project), ("COTENANT_EXPERIMENT", spec.experiment)):
         if value:
-            environment[name] = value
+            variables[name] = value
+    if job["array_index"] is not None:
+        variables |= context.db.peek(lambda c: _of_array(c, job))
     return StartSpec(
         attempt_id=attempt["id"],
         job_id=job["id"],
@@ -214,7 +297,7 @@ def start_spec(
         fence=attempt["fence"],
         argv=tuple(spec.argv),
         slots=tuple(SlotRef(s["uuid"], s["share"], s["shares"]) for s in slots),
-        env=environment,
+        env=variables,
         secret_env={ref.env: read_secret(ref.env, Path(ref.file), context.settings.data_dir) for ref in spec.secrets},
         workdir=spec.workdir,
         pty=spec.pty,
@@ -222,6 +305,13 @@ def start_spec(
         stop_grace_s=float(spec.stop_grace_s),
         visible_by=host.cuda_visible_by if host else "index",
     )
+
+
+def _of_array(connection: sqlite3.Connection, job: sqlite3.Row) -> dict[str, str]:
+    array = arrays.find(connection, job["array_id"])
+    assert array is not None, "an element's array is there"
+    params = arrays.params_of(connection, array, job["array_index"])
+    return environment(job["array_id"], job["array_index"], array["size"], params)
 
 
 async def stop_attempt(context: Context, attempt_id: str, host: str, reason: str, grace_s: float) -> None:

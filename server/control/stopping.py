@@ -8,8 +8,9 @@ from cotenant.server.clock import iso
 from cotenant.server.control.context import Context
 from cotenant.server.errors import Conflict
 from cotenant.server.model.caller import Caller
+from cotenant.server.model.indices import ARRAY_MAX, Indices
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, AttemptState, JobState
-from cotenant.server.store import events, jobs, requests
+from cotenant.server.store import arrays, events, jobs, requests
 from cotenant.server.store.db import Tx
 
 
@@ -24,7 +25,12 @@ def order_stop(
     why: str = "",
     request_id: str | None = None,
 ) -> tuple[str, str]:
-    """Record that a job must stop; returns (status, state). One without an attempt is over at once."""
+    """Record that a job must stop; returns (status, state). One without an attempt is over at once.
+
+    Of an array what has not started is over at once, and what runs is stopped.
+    """
+    if arrays.is_array(row):
+        return _order_array(tx, by, row, reason, now, confirmed=confirmed, why=why, request_id=request_id)
     if row["state"] in JOB_ACTIVE:
         if row["state"] != "stopping":
             jobs.move(tx, row["id"], JobState.STOPPING, now, stop_reason=reason, stop_confirmed=confirmed)
@@ -45,6 +51,25 @@ def order_stop(
         request_id=request_id, args={"confirmed": confirmed},
     )  # fmt: skip
     return "cancelled", "cancelled"
+
+
+def _order_array(
+    tx: Tx, by: Caller, row: sqlite3.Row, reason: str, now: int, *, confirmed: str, why: str, request_id: str | None
+) -> tuple[str, str]:
+    said = f"cancelled by {by.name}" if reason == "cancel" else reason
+    jobs.update(tx, row["id"], stop_reason=reason, stop_confirmed=confirmed, message=said)
+    events.append(
+        tx, "job.array_stopping", by, now, owner=row["owner"], job_id=row["id"], pool=row["pool"], old=row["state"],
+        reason=why or reason, request_id=request_id, args={"confirmed": confirmed, "stop": reason},
+    )  # fmt: skip
+    for element in arrays.living(tx, row["id"]):
+        if element["state"] != "stopping":
+            order_stop(tx, by, element, reason, now, confirmed=confirmed, why=why)
+    current = jobs.get(tx, row["id"])
+    if current["state"] not in JOB_FINAL:
+        jobs.drop_elements(tx, current, Indices(((0, ARRAY_MAX),)), by, now, said)
+    state = str(jobs.get(tx, row["id"])["state"])
+    return ("cancelled" if state in JOB_FINAL else "stopping"), state
 
 
 class Confirmations:

@@ -39,6 +39,7 @@ _EQUAL = attrgetter(
     "not_before_why",
     "own_cap",
     "after",
+    "array",
 )
 """What makes two asks with equal needs wait for the same reasons."""
 _GROUP = attrgetter("kind", "needs", "resumed", "hours_ms")
@@ -63,6 +64,13 @@ class Pass:
         self._owners = {owner.owner: owner for owner in world.owners}
         self._limits: dict[tuple[str, str, bool, str, int], caps.Limits] = {}
         self._lines: defaultdict[str, Line] = defaultdict(Line)
+        self._rooms: dict[str, int] = {}  # array -> elements that may still start beside those that run
+
+    def room_of(self, ask: Ask) -> int | None:
+        """How many more elements of the ask's array may start; None = any number."""
+        if ask.array_room is None:
+            return None
+        return self._rooms.setdefault(ask.array, ask.array_room)
 
     def limits(self, ask: Ask) -> caps.Limits:
         """The caps for the asker of `ask`; made once for each asker, their sums go along with the pass."""
@@ -86,6 +94,9 @@ class Pass:
         limits = self.limits(ask)
         wanted = shape.least_units
         itself = reasons.of_itself(ask, self.now_ms)
+        array_room = self.room_of(ask)
+        if array_room == 0:
+            itself.append(reasons.array_full(ask.array))
         queue = reasons.of_queue(self.pool(ask.pool))
         jobs = limits.jobs_reached()
         hours = None if shape.cpu else limits.hours_used_up()
@@ -99,6 +110,8 @@ class Pass:
             if where is not None:
                 keys = self.fleet.grant(ask, where)
                 self.use.start(ask, self.use.units_of(keys))
+                if array_room is not None:
+                    self._rooms[ask.array] = array_room - 1
                 return keys, ()
         obstacles = self.fleet.obstacles(shape, room)
         if not of_its_own and before is None and limits.ever(wanted) is None:
@@ -140,7 +153,8 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     """What should change in `world` at `now_ms`; touches nothing.
 
     Decisions stand in the order: ends of direct leases by id, what becomes of preemptions under way, starts in the order
-    of the queue, waits in the order of their first ask, new preemptions. Every ask is in exactly one Start or Wait. Equal worlds give equal answers, whatever the order
+    of the queue, waits in the order of their first ask, new preemptions. Every ask is in exactly one Start or Wait; an
+    array is in a Start for each element that starts and in a Wait if others do not. Equal worlds give equal answers, whatever the order
     of their tuples. Slots of a lease that ends here stay taken: they are free once the host has reported them clean.
 
     An ask starts with the most cards that fit now between its minimum and maximum, on the hosts and under the caps
@@ -175,9 +189,13 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
         key = (number, equal)
         wait = waits.get(key)
         if wait is None:
-            keys, why = state.answer(ask)
-            if keys:
+            why: tuple[Blocker, ...] = ()
+            for _ in range(ask.count):
+                keys, why = state.answer(ask)
+                if not keys:
+                    break
                 starts.append(Start(ask.id, ask.kind, keys))
+            else:
                 continue
             # Nothing comes free within a pass, so what blocks the first of equal asks blocks the rest.
             wait = waits[key] = ([], why)

@@ -52,6 +52,17 @@ def of_itself(ask: Ask, now_ms: int) -> list[Blocker]:
     return found
 
 
+def array_full(array: str) -> Blocker:
+    """As many elements of the array run as it allows."""
+    return Blocker(
+        "array_limit",
+        f"as many elements of {quoted(array)} run as its max_parallel allows",
+        (),
+        (("array", array),),
+        helps="wait: the next starts when one ends",
+    )
+
+
 def of_queue(pool: PoolRules) -> list[Blocker]:
     """A queue that starts nothing."""
     names = (("pool", pool.name),)

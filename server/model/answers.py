@@ -315,6 +315,21 @@ class AttemptAnswer:
 
 
 @dataclass(frozen=True)
+class ArrayAnswer:
+    """How the elements of an array stand. Element i is job JOB_ID.i, also before it starts."""
+
+    size: int  # indices are 0 to size-1
+    indices: str  # of this array: all, or those that are tried again, as 3-9,12
+    pending: int  # not started, or in the queue again
+    held: int
+    running: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    max_parallel: int | None
+
+
+@dataclass(frozen=True)
 class JobAnswer:
     """A job. Fields from `command` to `workdir` are null for callers who may not look inside."""
 
@@ -363,6 +378,10 @@ class JobAnswer:
     dry_run: bool = False
     would_start: bool | None = None  # in a dry run
     suspended_s: int = 0  # how long its newest attempt stood still; the time limit stood still too
+    array: ArrayAnswer | None = None  # of an array
+    array_id: str | None = None  # of an element its array
+    array_index: int | None = None
+    retry_of: str | None = None  # the job that this one tries again
 
 
 @dataclass(frozen=True)
@@ -385,6 +404,8 @@ class JobRow:
     blocker: str | None
     failure_class: str | None = None  # as in get_job; null for callers who may not look inside
     message: str | None = None  # of an ended job: how it ended; null for callers who may not look inside
+    array: ArrayAnswer | None = None  # of an array, which is one row: list_jobs(array=JOB) has its elements
+    array_index: int | None = None  # of an element
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ EVENT_TYPES: dict[str, str] = {
     "job.succeeded": "the command ended with 0",
     "job.failed": "the job ended otherwise; `args` hold the class",
     "job.cancelled": "the job was cancelled",
+    "job.array_stopping": "an array was cancelled: what has not started never will, what runs is being stopped",
+    "job.elements_cancelled": "elements of an array were cancelled before they started; `args` hold their indices",
     "job.abandoned": "a person gave a lost job up",
     "job.suspending": "a suspend was ordered; recorded before the host is asked",
     "job.suspended": "its processes stand still, by the host's word; it keeps its cards",

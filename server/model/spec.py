@@ -7,9 +7,11 @@ import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from cotenant.server.model import text
+from cotenant.server.model.arrays import ArraySpec
+from cotenant.server.model.indices import ARRAY_MAX
 
 #: Where each field that parses but cannot be honoured yet is refused, and what to do instead.
 NOT_YET: dict[str, str] = {
@@ -17,7 +19,6 @@ NOT_YET: dict[str, str] = {
     "data": "Checking data paths is not possible yet: let the command check them.",
     "environment": "Preparing environments is not possible yet: call the interpreter you want in command.",
     "image": "No backend here runs containers: leave image out.",
-    "array": "Arrays are not possible yet: submit one job per parameter set.",
     "after": "Dependencies are not possible yet: wait with wait_job, then submit.",
     "start_window": "Start windows are not possible yet: submit when it may start.",
     "health_check": "Health checks are not possible yet: let the command check itself.",
@@ -128,7 +129,15 @@ class JobSpec(_Strict):
     code: dict[str, Any] | None = None
     data: tuple[str, ...] | None = None
     environment: dict[str, Any] | None = None
-    array: dict[str, Any] | int | None = None
+    # told in a line: four kinds of objects in full would cost every list of tools a kilobyte
+    array: Annotated[
+        Annotated[int, Field(ge=1, le=ARRAY_MAX)] | ArraySpec | None,
+        WithJsonSchema({"type": ["integer", "object", "null"]}),
+    ] = Field(
+        default=None,
+        description="many of it: n, or {n | params: [{NAME: value}] | grid: {NAME: [values]}, max_parallel};"
+        " {index}, {NAME} in command, env, config",
+    )
     after: tuple[Any, ...] | dict[str, Any] | None = None
     start_window: dict[str, Any] | str | None = None
     health_check: dict[str, Any] | None = None
@@ -207,6 +216,11 @@ class JobSpec(_Strict):
         return tuple((key, value) for key, _, value in pairs)
 
     @property
+    def many(self) -> ArraySpec | None:
+        """The array that it is, or None for a single job."""
+        return ArraySpec(n=self.array) if isinstance(self.array, int) else self.array
+
+    @property
     def gpus_min(self) -> int:
         return self.gpus if isinstance(self.gpus, int) else self.gpus.min
 
@@ -222,6 +236,8 @@ class JobSpec(_Strict):
         for field in ("name", "purpose", "project", "experiment", "workdir", "gpu_model"):
             if (what := text.find_secret(getattr(self, field) or "")) is not None:
                 return field, what
+        if (many := self.many) is not None and (secret := many.find_secret()) is not None:
+            return secret
         checkpoint = self.checkpoint.model_dump(exclude_none=True) if self.checkpoint is not None else {}
         others = (
             ("prefer", self.prefer),

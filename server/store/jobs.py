@@ -7,7 +7,10 @@ from typing import Any
 
 from cotenant.server.errors import IllegalMove, NotFound, StaleFence
 from cotenant.server.model.addresses import list_of
+from cotenant.server.model.caller import LOOP, Caller
+from cotenant.server.model.indices import ARRAY_MAX, Indices
 from cotenant.server.model.states import JOB_FINAL, JOB_NEXT, AttemptState, JobState
+from cotenant.server.store import arrays, dependencies, events
 from cotenant.server.store.db import Tx
 
 
@@ -31,7 +34,7 @@ def insert(tx: Tx, job: dict[str, Any]) -> None:
 def find_same(tx: Tx, caller: str, spec_hash: str, since_ms: int) -> str | None:
     """A job of the caller with the same spec, submitted after `since_ms` and not final."""
     row = tx.one(
-        "SELECT id FROM job WHERE caller = ? AND spec_hash = ? AND submitted_at_ms >= ?"
+        "SELECT id FROM job WHERE array_index IS NULL AND caller = ? AND spec_hash = ? AND submitted_at_ms >= ?"
         " AND state NOT IN ('succeeded', 'failed', 'cancelled') ORDER BY submitted_at_ms DESC LIMIT 1",
         (caller, spec_hash, since_ms),
     )
@@ -42,6 +45,9 @@ def move(
     tx: Tx, job_id: str, to: JobState, now_ms: int, *, by_epoch: int | None = None, row: sqlite3.Row | None = None, **values: Any
 ) -> sqlite3.Row:  # fmt: skip
     """Move a job to `to` and set `values`; returns the row as it was before.
+
+    An element's array counts it, and is over with its last one. An end reaches those who wait for it: they may start
+    now, or never any more, which ends them too.
 
     `by_epoch` names the attempt on whose word the job moves; only the newest may. `row` is the job's, where this
     transaction has it already.
@@ -56,16 +62,91 @@ def move(
         raise StaleFence(f"attempt {by_epoch} of {job_id} was superseded by attempt {row['epoch']}")
     if to not in JOB_NEXT[JobState(row["state"])]:
         raise IllegalMove(f"job {job_id}: {row['state']} -> {to}")
+    _set(tx, row, to, now_ms, values)
+    if to in JOB_FINAL:
+        _follow(tx, _ended(tx, row, to, now_ms), now_ms)
+    elif row["array_index"] is not None:
+        arrays.move_element(tx, row["array_id"], row["state"], to.value)
+    return row
+
+
+def _set(tx: Tx, row: sqlite3.Row, to: JobState, now_ms: int, values: dict[str, Any]) -> None:
     if to in JOB_FINAL:
         values["ended_at_ms"] = now_ms
     tx.opens = tx.opens or to in JOB_FINAL or to is JobState.QUEUED
     names = ["state", "changed_at_ms", *values]
     tx.execute(
         f"UPDATE job SET {', '.join(f'{n} = ?' for n in names)} WHERE id = ?",
-        (to.value, now_ms, *values.values(), job_id),
+        (to.value, now_ms, *values.values(), row["id"]),
     )
-    _note(tx, job_id, row["pool"], row["owner"])
-    return row
+    _note(tx, row["id"], row["pool"], row["owner"])
+
+
+def _ended(tx: Tx, row: sqlite3.Row, to: JobState, now_ms: int) -> list[tuple[str, str]]:
+    """A job has ended: count it in its array. Returns (id, reason) of jobs that can never start any more."""
+    doomed = dependencies.end(tx, row, to)
+    if row["array_index"] is not None:
+        array = arrays.move_element(tx, row["array_id"], row["state"], to.value)
+        if array is not None and arrays.is_over(array):
+            doomed += _end_array(tx, array, now_ms)
+    return [(job_id, on.why_hopeless()) for job_id, on in doomed]
+
+
+def _end_array(tx: Tx, array: sqlite3.Row, now_ms: int) -> list[tuple[str, dependencies.On]]:
+    """Nothing of an array waits or runs any more: it is over too."""
+    job = get(tx, array["job_id"])
+    to, said = arrays.end_of(array, stopped=job["stop_reason"] is not None)
+    _set(tx, job, to, now_ms, {"message": said, "held_reason": None})
+    severity = "warning" if to is JobState.FAILED else "info"
+    events.append(tx, f"job.{to.value}", LOOP, now_ms, owner=job["owner"], job_id=job["id"], pool=job["pool"], old=job["state"],
+                  new=to.value, severity=severity, reason=said)  # fmt: skip
+    return dependencies.end(tx, job, to)
+
+
+def _follow(tx: Tx, doomed: list[tuple[str, str]], now_ms: int) -> None:
+    """End jobs that can never start any more, and those that wait for them, however long the chain."""
+    at = 0
+    while at < len(doomed):
+        job_id, why = doomed[at]
+        at += 1
+        job = get(tx, job_id)
+        if job["state"] not in JOB_FINAL:
+            doomed += _end_waiting(tx, job, LOOP, now_ms, why, {})
+
+
+def end_waiting(tx: Tx, job: sqlite3.Row, by: Caller, now_ms: int, why: str, **values: Any) -> None:
+    """End a job that has no attempt, for `why`. What has started of an array goes on, and the array ends with it."""
+    _follow(tx, _end_waiting(tx, job, by, now_ms, why, values), now_ms)
+
+
+def _end_waiting(
+    tx: Tx, job: sqlite3.Row, by: Caller, now_ms: int, why: str, values: dict[str, Any]
+) -> list[tuple[str, str]]:
+    if arrays.is_array(job):
+        return _drop(tx, job, Indices(((0, ARRAY_MAX),)), by, now_ms, why)
+    _set(tx, job, JobState.CANCELLED, now_ms, {"message": why, "held_reason": None, **values})
+    events.append(tx, "job.cancelled", by, now_ms, owner=job["owner"], job_id=job["id"], pool=job["pool"], old=job["state"],
+                  new="cancelled", reason=why)  # fmt: skip
+    return _ended(tx, job, JobState.CANCELLED, now_ms)
+
+
+def drop_elements(tx: Tx, job: sqlite3.Row, which: Indices, by: Caller, now_ms: int, why: str) -> None:
+    """Cancel those elements of `which` that have not started."""
+    _follow(tx, _drop(tx, job, which, by, now_ms, why), now_ms)
+
+
+def _drop(tx: Tx, job: sqlite3.Row, which: Indices, by: Caller, now_ms: int, why: str) -> list[tuple[str, str]]:
+    before = arrays.get(tx, job["id"])
+    array = arrays.drop(tx, before, which)
+    gone = Indices.parse(array["dropped"]) - Indices.parse(before["dropped"])
+    if not gone:
+        return []
+    events.append(tx, "job.elements_cancelled", by, now_ms, owner=job["owner"], job_id=job["id"], pool=job["pool"], reason=why,
+                  args={"indices": str(gone)[:1000], "count": len(gone)})  # fmt: skip
+    doomed = [item for first, last in gone.runs for item in dependencies.end_range(tx, job["id"], first, last)]
+    if arrays.is_over(array):
+        doomed += _end_array(tx, array, now_ms)
+    return [(job_id, on.why_hopeless()) for job_id, on in doomed]
 
 
 def update(tx: Tx, job_id: str, **values: Any) -> None:

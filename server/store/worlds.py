@@ -10,12 +10,16 @@ from typing import Any
 
 from cotenant.server.deciding.world import Ask, Holding, Needs, SlotKey
 from cotenant.server.model.spec import JobSpec, parse_kept
+from cotenant.server.store import dependencies
 
 # Each repeats the condition of the partial index over what lives, without which SQLite would walk all that ever was.
-_JOBS = "SELECT * FROM job WHERE state NOT IN ('succeeded', 'failed', 'cancelled') AND state IN ('queued', 'held', 'preempted')"
+_JOBS = (
+    "SELECT j.*, a.pending, a.running AS array_running, a.max_parallel FROM job j LEFT JOIN array a ON a.job_id = j.array_id"
+    " WHERE j.state NOT IN ('succeeded', 'failed', 'cancelled') AND j.state IN ('queued', 'held', 'preempted')"
+)
 _CLAIMS = "SELECT * FROM lease WHERE state IN ('queued', 'leased', 'running') AND state = 'queued'"
 _LIVING = (
-    "SELECT l.*, j.priority AS job_priority, j.state AS job_state, j.spec AS job_spec"
+    "SELECT l.*, j.priority AS job_priority, j.state AS job_state, j.spec AS job_spec, j.array_id"
     " FROM lease l LEFT JOIN job j ON j.id = l.job_id WHERE {where}"
 )
 
@@ -85,8 +89,14 @@ def asks(
 ) -> dict[str, Ask]:
     """Everything that waits (both None), or what waits among the given jobs and leases, by id."""
     out: dict[str, Ask] = {}
-    for row in _rows(connection, _JOBS, "id", job_ids, everything=job_ids is None and lease_ids is None):
+    rows = list(_rows(connection, _JOBS, "j.id", job_ids, everything=job_ids is None and lease_ids is None))
+    unmet = dependencies.unmet(connection, [row["id"] for row in rows if row["waits_for"]])
+    for row in rows:
+        is_array = row["array_id"] is not None and row["array_index"] is None
+        if is_array and not row["pending"]:
+            continue  # all of it has started
         spec = parse_kept(row["spec"])
+        window = row["opens_at_ms"] > row["not_before_ms"]
         out[row["id"]] = Ask(
             id=row["id"],
             kind="job",
@@ -99,8 +109,14 @@ def asks(
             queued_at_ms=row["queued_at_ms"],
             hours_ms=row["hours_ms"],
             held=row["held_reason"] or "" if row["state"] == "held" else "",
-            not_before_ms=row["not_before_ms"],
+            not_before_ms=row["opens_at_ms"] if window else row["not_before_ms"],
+            not_before_why="start_window" if window else "backing_off",
+            not_after_ms=row["closes_at_ms"] if row["started_at_ms"] is None else None,
             resumed=bool(row["resumed"]),
+            after=unmet.get(row["id"], ()),
+            count=row["pending"] if is_array else 1,
+            array=row["array_id"] or "",
+            array_room=None if row["max_parallel"] is None else max(0, row["max_parallel"] - row["array_running"]),
         )
     for row in _rows(connection, _CLAIMS, "id", lease_ids, everything=job_ids is None and lease_ids is None):
         out[row["id"]] = Ask(
@@ -168,6 +184,7 @@ def holdings(
             disk_mib=row["disk_mib"],
             exclusive=bool(row["exclusive"]),
             stop_s=stop_s,
+            array=row["array_id"] or "",
         )
         (living if alive else ended)[row["id"]] = holding
     return living, ended, uses

@@ -31,8 +31,8 @@ FEW = {
 }
 #: What may walk a table all the same.
 MAY = {
-    "a page of all, newest first, ends when it is full": r"WHERE 1( AND \+j\.state IN \([^)]*\))? ORDER BY (j\.|e\.)?id DESC LIMIT",
-    "the exact number of all is what was asked for": r"^SELECT count\(\*\) FROM job j WHERE 1$",
+    "a page of all, newest first, ends when it is full": r"WHERE (1|j\.array_index IS NULL)( AND \+j\.state IN \([^)]*\))? ORDER BY (j\.|e\.)?id DESC LIMIT",
+    "the exact number of all is what was asked for": r"^SELECT count\(\*\) FROM job j INDEXED BY job_listed WHERE j\.array_index IS NULL$",
     "every token is kept in memory": r"FROM token t JOIN caller c ON c\.name = t\.caller ORDER BY t\.created_at_ms",
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ def configure(parser: Parser, _: str) -> None:
     ):
         listing.add_argument(f"--{name}", help=f"only {what}")
     listing.add_argument("--label", metavar="K=V", help="only with this label")
+    listing.add_argument("--array", metavar="JOB", help="the elements of this array that have started")
     listing.add_argument("--since", metavar="TIME", help="only submitted at or after this ISO time")
     listing.add_argument("--limit", type=int, help="at most so many (20)")
     listing.add_argument("--cursor", help="go on where an earlier list ended")
@@ -92,7 +93,7 @@ def _operate(args: argparse.Namespace, verb: str) -> Answer:
 
 
 def act_list(args: argparse.Namespace) -> int:
-    names = ("state", "pool", "owner", "holder", "host", "label", "since", "limit", "cursor")
+    names = ("state", "pool", "owner", "holder", "host", "label", "since", "array", "limit", "cursor")
     answer = ask.client(args).call_tool("list_jobs", {name: getattr(args, name) for name in names})
     if args.json:
         show.as_json(answer)
@@ -107,7 +108,7 @@ def table(jobs: list[Answer], *, empty: str) -> None:
     """Jobs as a table: for how long they ran, and why they wait or how they ended."""
     rows = (
         (
-            j["job_id"], j["state"], j["name"], j["holder"], j["pool"], j["gpus"], j["priority"], j.get("host"),
+            j["job_id"], standing(j), j["name"], j["holder"], j["pool"], j["gpus"], j["priority"], j.get("host"),
             show.span(j.get("running_s")), f"{show.span(j['age_s'])} ago", j.get("exit_code"), j.get("blocker") or ended_because(j),
         )
         for j in jobs
@@ -116,9 +117,19 @@ def table(jobs: list[Answer], *, empty: str) -> None:
     show.table(rows, heads, empty=empty)
 
 
+def standing(job: Answer) -> str:
+    """A job's state in one cell; of an array also how many of its elements are where."""
+    array = job.get("array")
+    if not array:
+        return str(job["state"])
+    kinds = ("pending", "held", "running", "succeeded", "failed", "cancelled")
+    counts = [f"{array[kind]} {kind}" for kind in kinds if array[kind]]
+    return f"{job['state']}: {', '.join(counts)}"
+
+
 def ended_because(row: Answer) -> str | None:
     """Why an ended job ended as it did, in one cell; None where there is nothing to explain, or it may not be seen."""
-    if row["state"] == "succeeded" or not row.get("message"):
+    if row["state"] == "succeeded" or not row.get("message") or row.get("array"):
         return None
     said = show.ours(row["message"])
     return f"{row['failure_class']}: {said}" if row.get("failure_class") else said
@@ -286,6 +297,15 @@ def _cards(job: Answer) -> str:
     return held if held != "-" else f"{job['gpus']} wanted" if job["gpus"] else "none wanted"
 
 
+def _elements(job: Answer) -> str | None:
+    """Of an array how its elements stand, of an element where it belongs."""
+    array = job.get("array")
+    if array is None:
+        return None if job.get("array_id") is None else f"number {job['array_index']} of {job['array_id']}"
+    limit = f", at most {array['max_parallel']} at once" if array["max_parallel"] is not None else ""
+    return f"{array['indices']} of {array['size']}; {standing(job).partition(': ')[2]}{limit}"
+
+
 def tell(job: Answer) -> None:
     """One job for a person."""
     if job.get("dry_run"):
@@ -305,6 +325,7 @@ def tell(job: Answer) -> None:
             ("job", job["job_id"]),
             ("name", job["name"]),
             ("state", job["state"] + (f" ({job['stop_reason']})" if job.get("stop_reason") else "")),
+            ("elements", _elements(job)),
             ("purpose", job["purpose"]),
             ("holder", f"{job['holder']} (owner {job['owner']})"),
             ("pool", f"{job['pool']}, {job['priority']}"),

@@ -90,6 +90,14 @@ def configure(parser: Parser, _: str) -> None:
     runs.add_argument(
         "--resume-arg", metavar="TEXT", help="argument that takes the checkpoint's path, such as --resume={path}"
     )
+    many = submit.add_argument_group("many of it")
+    many.add_argument("--array", type=int, metavar="N", help="run it N times, with {index} from 0 to N-1")
+    many.add_argument(
+        "--array-params",
+        metavar="FILE",
+        help="run it for each set of values: a JSON list of objects, or {NAME: [values]}",
+    )
+    many.add_argument("--max-parallel", type=int, metavar="N", help="at most so many of them at once (all)")
     then = submit.add_argument_group("and then")
     then.add_argument("-w", "--wait", action="store_true", help="wait until it is over; exit with its code")
     then.add_argument("-f", "--follow", action="store_true", help="the same, showing what it prints")
@@ -186,27 +194,55 @@ def specification(args: argparse.Namespace, *, here: bool) -> Answer:
         "resumable": args.resumable or None,
         "preemptible": False if args.not_preemptible else None,
         "checkpoint": _checkpoint(args),
+        "array": _array(args, spec),
     }
     spec |= {key: value for key, value in found.items() if value is not None}
     return spec
 
 
 def _read_spec(path: str) -> Answer:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise Usage(f"{path} must hold one JSON object.")
+    return value
+
+
+def read_json(path: str) -> Any:
+    """What a file holds (- is standard input).
+
+    Raises:
+        Usage: it cannot be read, or is not JSON.
+    """
     import sys
 
     try:
         if path == "-":
-            value = json.load(sys.stdin)
-        else:
-            with open(path, "rb") as file:
-                value = json.load(file)
+            return json.load(sys.stdin)
+        with open(path, "rb") as file:
+            return json.load(file)
     except OSError as exc:
         raise Usage(f"{path} cannot be read: {exc.strerror}.") from exc
     except ValueError as exc:
         raise Usage(f"{path} is not JSON: {exc}.") from exc
-    if not isinstance(value, dict):
-        raise Usage(f"{path} must hold one JSON object.")
-    return value
+
+
+def _array(args: argparse.Namespace, spec: Answer) -> Answer | None:
+    if args.array is not None and args.array_params:
+        raise Usage("Give either --array or --array-params.")
+    given = spec.get("array")
+    found: Answer = dict(given) if isinstance(given, dict) else {} if given is None else {"n": given}
+    if args.array is not None:
+        found = {"n": args.array}
+    elif args.array_params:
+        value = read_json(args.array_params)
+        if not isinstance(value, (list, dict)):
+            raise Usage(f"{args.array_params} must hold a list of objects, or one object with a list for each name.")
+        found = {"params" if isinstance(value, list) else "grid": value}
+    if args.max_parallel is not None:
+        if not found:
+            raise Usage("--max-parallel needs --array or --array-params.")
+        found["max_parallel"] = args.max_parallel
+    return found or None
 
 
 def _cards(text: str | None) -> int | Answer | None:

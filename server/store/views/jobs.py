@@ -14,8 +14,10 @@ from cotenant.server.model.caller import Caller
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_FINAL, TASK_STATUS, JobState
 from cotenant.server.model.text import clean, mask, signal_name
+from cotenant.server.store import arrays
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store import ranks as rank_rows
+from cotenant.server.store.views.arrays import array_answer, find_unstarted, hint_for, index_of, no_such_array
 from cotenant.server.store.views.base import (
     PRIORITY_NAMES,
     UNDECIDED,
@@ -52,21 +54,41 @@ class JobViews(View):
             NotFound: no such job.
         """
 
-        def read(c: sqlite3.Connection) -> tuple[sqlite3.Row | None, list[sqlite3.Row], _Slots, _Ranks]:
+        def read(c: sqlite3.Connection) -> tuple[Any, sqlite3.Row | None, list[sqlite3.Row], _Slots, _Ranks]:
             row = c.execute("SELECT * FROM job WHERE id = ?", (job_id,)).fetchone()
+            if row is None:
+                row = find_unstarted(c, job_id)
+                if row is None:
+                    raise no_such_job(c, job_id)
+                return row, None, [], {}, {}
+            array = arrays.find(c, job_id) if arrays.is_array(row) else None
             attempts = c.execute(
                 "SELECT * FROM attempt WHERE job_id = ? ORDER BY epoch DESC LIMIT 20", (job_id,)
             ).fetchall()
             slots = {t["lease_id"]: lease_rows.slots(c, t["lease_id"]) for t in attempts}
-            return row, attempts, slots, {t["id"]: rank_rows.of(c, t["id"]) for t in attempts if t["nodes"] > 1}
+            return row, array, attempts, slots, {t["id"]: rank_rows.of(c, t["id"]) for t in attempts if t["nodes"] > 1}
 
-        row, attempts, slots, ranks = self._c.db.peek(read)
-        if row is None:
-            raise NotFound(f'there is no job "{clean(job_id, 64)}"', code="no_such_job", hint="list_jobs shows yours.")
-        return self._job(caller, row, attempts, slots, ranks)
+        row, array, attempts, slots, ranks = self._c.db.peek(read)
+        return self._job(caller, row, array, attempts, slots, ranks)
+
+    def find_state(self, job_id: str) -> str | None:
+        """A job's state, or None where there is no such job."""
+
+        def read(c: sqlite3.Connection) -> str | None:
+            row = c.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone() or find_unstarted(c, job_id)
+            return None if row is None else str(row["state"])
+
+        state: str | None = self._c.db.peek(read)
+        return state
 
     def _job(
-        self, caller: Caller, row: sqlite3.Row, attempts: list[sqlite3.Row], slots: _Slots, ranks: _Ranks
+        self,
+        caller: Caller,
+        row: Any,
+        array: sqlite3.Row | None,
+        attempts: list[sqlite3.Row],
+        slots: _Slots,
+        ranks: _Ranks,
     ) -> a.JobAnswer:
         now = self._c.now()
         spec = json.loads(row["spec"])
@@ -75,6 +97,8 @@ class JobViews(View):
         held = slots.get(newest["lease_id"], []) if newest is not None else []
         active = newest is not None and newest["state"] != "ended"
         waiting = row["state"] in ("queued", "held", "preempted")
+        if array is not None and not (array["pending"] or array["held"]):
+            waiting = False  # all of it has started
         gpus = spec.get("gpus", 1)
         end = row["ended_at_ms"] or now
         stood = _stood_ms(newest, end) if newest is not None else 0
@@ -125,21 +149,27 @@ class JobViews(View):
             near_cap=self._near_cap(row["pool"]) if waiting else False,
             queue_position=self._position(row) if waiting else None,
             suspended_s=stood // 1000,
+            array=None if array is None else array_answer(array),
+            array_id=row["array_id"] if row["array_index"] is not None else None,
+            array_index=row["array_index"],
+            retry_of=row["retry_of"] if row["array_index"] is None else None,
         )
 
-    def _blockers(self, row: sqlite3.Row) -> tuple[Blocker, ...]:
+    def _blockers(self, row: Any) -> tuple[Blocker, ...]:
         found: tuple[Blocker, ...] = self._c.keeper.waiting.blockers(row["id"])
+        if not found and row["array_index"] is not None and row["held_reason"] is None:
+            found = self._c.keeper.waiting.blockers(row["array_id"])  # one that has not started waits as the array does
         if found:
             return found
         if row["state"] == "held":
             return (Blocker("held", row["held_reason"] or "on hold", helps="release_job lets it queue again"),)
         return (UNDECIDED,)
 
-    def _position(self, row: sqlite3.Row) -> int | None:
+    def _position(self, row: Any) -> int | None:
         ask: Ask | None = self._c.keeper.waiting.get(row["id"])
         return None if ask is None else 1 + self._c.keeper.waiting.ahead(ask)
 
-    def _task(self, row: sqlite3.Row) -> a.TaskAnswer:
+    def _task(self, row: Any) -> a.TaskAnswer:
         final = row["state"] in JOB_FINAL
         age = self._c.now() - row["submitted_at_ms"]
         # short at first, then slower: a job that has run for an hour need not be asked every second
@@ -192,11 +222,17 @@ class JobViews(View):
 
     async def list_jobs(
         self, caller: Caller, *, state: str | None = None, pool: str | None = None, owner: str | None = None, holder: str | None = None,
-        label: str | None = None, host: str | None = None, since: str | None = None, limit: int = 20, cursor: str | None = None,
+        label: str | None = None, host: str | None = None, since: str | None = None, array: str | None = None, limit: int = 20,
+        cursor: str | None = None,
     ) -> a.JobList:  # fmt: skip
-        """Jobs, newest first. `state`: active, waiting, running, final, all (default), or one state; `label` is KEY=VALUE."""
-        where: list[str] = ["1"]
+        """Jobs, newest first. `state`: active, waiting, running, final, all (default), or one state; `label` is KEY=VALUE.
+
+        An array is one row; with `array` come its elements that have started, by index.
+        """
+        where: list[str] = ["j.array_index IS NULL"]
         values: list[Any] = []
+        if array is not None:
+            where, values = ["j.array_id = ? AND j.array_index IS NOT NULL"], [array]
         if state not in (None, "all"):
             if state in _JOB_GROUPS:
                 where.append(_JOB_GROUPS[state])
@@ -222,27 +258,38 @@ class JobViews(View):
             values.append(time_ms(since))
         limit = checked_limit(limit, 200)
         count_where, count_values = list(where), list(values)
-        if cursor is not None:
+        if cursor is not None and array is None:
             where.append("j.id < ?")
             values.append(cursor_id(cursor, "job"))
-        table = f"job j{_index(state, holder=holder, owner=owner, since=since)}"
+        elif cursor is not None:
+            where.append("j.array_index > ?")
+            values.append(index_of(cursor, array))
+        table = f"job j{_index(state, holder=holder, owner=owner, since=since, array=array)}"
+        order = "j.id DESC" if array is None else "j.array_index"
         join = " LEFT JOIN attempt t ON t.job_id = j.id AND t.epoch = j.epoch"
 
-        def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], int]:
+        def read(c: sqlite3.Connection) -> tuple[list[sqlite3.Row], int, dict[str, sqlite3.Row]]:
+            if array is not None and arrays.find(c, array) is None:
+                raise no_such_array(array)
             found = c.execute(
-                f"SELECT j.*, t.host AS host FROM {table}{join} WHERE {' AND '.join(where)} ORDER BY j.id DESC LIMIT ?",
+                f"SELECT j.*, t.host AS host FROM {table}{join} WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?",
                 (*values, limit + 1),
             ).fetchall()
             counted = f"SELECT count(*) FROM {table}{join if host is not None else ''} WHERE {' AND '.join(count_where).replace('+j.state', 'j.state')}"
             total = c.execute(counted, count_values).fetchone()[0]
-            return found, int(total)
+            whole = {row["id"]: arrays.find(c, row["id"]) for row in found if arrays.is_array(row)}
+            return found, int(total), {key: row for key, row in whole.items() if row is not None}
 
-        found, total = await self._c.db.read(read)
+        found, total, whole = await self._c.db.read(read)
         now = self._c.now()
         page = []
         for row in found[:limit]:
             gpus = json.loads(row["spec"]).get("gpus", 1)
-            blockers = self._blockers(row) if row["state"] in ("queued", "held", "preempted") else ()
+            many = whole.get(row["id"])
+            waits = row["state"] in ("queued", "held", "preempted") and (
+                many is None or many["pending"] or many["held"]
+            )
+            blockers = self._blockers(row) if waits else ()
             # how a job of another owner failed is for those who may look inside, as in `_job`
             told = row["state"] in JOB_FINAL and self._eyes.sees_inside(
                 caller, owner=row["owner"], name=row["caller"], pool=row["pool"]
@@ -267,6 +314,8 @@ class JobViews(View):
                     blocker=blockers[0].code if blockers else None,
                     failure_class=row["failure_class"] if told else None,
                     message=mask(clean(row["message"], 200)) if told and row["message"] else None,
+                    array=None if many is None else array_answer(many),
+                    array_index=row["array_index"],
                 )
             )
         return a.JobList(page, page[-1].job_id if len(found) > limit else None, total)
@@ -315,11 +364,18 @@ def _held_reason(row: sqlite3.Row, newest: sqlite3.Row | None) -> str | None:
     return "it is to go on; its host has not confirmed it yet"
 
 
-def _index(state: str | None, *, holder: str | None, owner: str | None, since: str | None) -> str:
+def no_such_job(connection: sqlite3.Connection, job_id: str) -> NotFound:
+    hint = hint_for(connection, job_id) or "list_jobs shows yours."
+    return NotFound(f'there is no job "{clean(job_id, 64)}"', code="no_such_job", hint=hint)
+
+
+def _index(state: str | None, *, holder: str | None, owner: str | None, since: str | None, array: str | None) -> str:
     """The index that a list of jobs goes by: SQLite knows nothing of how few live, or are somebody's.
 
     Without any of these it goes by the ids, newest first, until the page is full.
     """
+    if array is not None:
+        return " INDEXED BY one_job_per_element"
     if state is not None and state not in ("all", "final", *JOB_FINAL):
         return " INDEXED BY job_living"
     if holder is not None:
@@ -328,4 +384,6 @@ def _index(state: str | None, *, holder: str | None, owner: str | None, since: s
         return " INDEXED BY job_by_owner"
     if since is not None:
         return " INDEXED BY job_by_time"
-    return " INDEXED BY job_final" if state in JOB_FINAL else ""
+    if state == "final":
+        return ""  # the page by the ids, the number of all by the final states
+    return f" INDEXED BY {'job_final' if state in JOB_FINAL else 'job_listed'}"

@@ -23,6 +23,7 @@ ALL: tuple[Tool, ...] = (
     logs.tail_logs,
     jobs.cancel_job,
     jobs.retry_job,
+    jobs.modify_job,
     jobs.signal_job,
     jobs.hold_job,
     jobs.release_job,

@@ -1,4 +1,4 @@
-"""submit_job, get_job, list_jobs, wait_job, cancel_job, retry_job, signal_job, hold_job, release_job."""
+"""submit_job, get_job, list_jobs, wait_job, cancel_job, retry_job, modify_job, signal_job, hold_job, release_job."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cotenant.server.mcp.tasks import TASKS, BecameTask
 from cotenant.server.mcp.tool import Flat, tool
 from cotenant.server.model import text
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, JobList, LeaseAnswer, SignalAnswer
+from cotenant.server.model.changes import JobChange
 from cotenant.server.model.spec import NOT_YET, JobSpec
 from cotenant.server.model.states import JOB_WAITING
 from cotenant.tools.tasks import as_task
@@ -278,6 +279,22 @@ async def retry_job(call: Call, job_id: JobId, request_id: RequestId = None) -> 
     instead and stays the same job. Refused with not_final: it has not ended yet, so wait_job, or cancel_job first.
     """
     return await call.control.jobs.retry(call.caller, job_id, request_id=request_id)
+
+
+@tool(title="Change a job: priority, needs, pool", scope="write", idempotent=True, brief=True)
+async def modify_job(
+    call: Call,
+    job_id: JobId,
+    change: Annotated[JobChange, Flat()],
+    reason: Reason = "",
+    request_id: RequestId = None,
+) -> JobAnswer:
+    """Change what a job asks for, without losing its place in the line: raise or lower its priority, fewer cards, hours.
+
+    Give only what shall be different; units as in submit_job. A job that runs takes name, purpose, labels, priority and
+    max_attempts, else not_waiting. Refusals are those of submit_job: priority_too_high, quota_exceeded, no_such_gpu.
+    """
+    return await call.control.jobs.modify(call.caller, job_id, change, reason=reason, request_id=request_id)
 
 
 @tool(title="Send a signal to a job", scope="write", destructive=True)

@@ -90,7 +90,7 @@ async def release_lease(call: Call, lease_id: LeaseId, request_id: RequestId = N
     return await call.control.leases.release(call.caller, lease_id, request_id=request_id)
 
 
-@tool(title="List leases: who holds what", scope="read")
+@tool(title="List leases: who holds what", scope="read", brief=True)
 async def list_leases(
     call: Call,
     state: Annotated[LeaseFilter | None, Field(description="default: active")] = None,

@@ -69,9 +69,7 @@ def _effects(item: Tool) -> str:
 
 
 def _answer(item: Tool) -> str:
-    if item.brief:
-        return "the fields that are always there are " + _names(item.output_schema.get("required", [])) + "."
-    return _names(list(item.output_schema.get("properties", {}))) + "."
+    return _names(list(item.whole_output_schema.get("properties", {}))) + "."
 
 
 def _names(names: list[str]) -> str:

@@ -13,6 +13,7 @@ from cotenant.server.control import placing, standing
 from cotenant.server.control.context import Context, check_request_id, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
+from cotenant.server.control.modifying import Modifying
 from cotenant.server.control.secrets import check_secrets
 from cotenant.server.control.signalling import Signalling
 from cotenant.server.control.stopping import order_stop
@@ -50,6 +51,7 @@ class Jobs:
         self._logs = logs
         self._signalling = Signalling(context)
         self.suspending = Suspending(context)
+        self.modify = Modifying(context, views, leases, _kept_text).modify
         self._possible: tuple[object, ...] | None = None  # the last ask that could start some day
 
     async def submit(

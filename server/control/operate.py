@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from cotenant.server.clock import iso
 from cotenant.server.control.context import Context, said
 from cotenant.server.control.holds import free_slots
@@ -18,6 +20,7 @@ from cotenant.server.control.stopping import order_stop
 from cotenant.server.control.tokens import Tokens
 from cotenant.server.errors import BadRequest, Conflict, Forbidden, NotFound
 from cotenant.server.model.caller import Caller, may_operate
+from cotenant.server.model.changes import JobChange
 from cotenant.server.model.states import AttemptState, LeaseState
 from cotenant.server.model.text import clean
 from cotenant.server.store import events, jobs, leases
@@ -50,6 +53,7 @@ class Operate:
             "job.hold": ("operate", self._job_hold),
             "job.unhold": ("operate", self._job_unhold),
             "job.suspend": ("operate", self._job_suspend),
+            "job.modify": ("operate", self._job_modify),
             "job.resume": ("operate", self._job_unhold),
             "job.abandon": ("operate", self._job_abandon),
             "slot.clear": ("operate", self._slot_clear),
@@ -175,6 +179,17 @@ class Operate:
     async def _job_suspend(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
         _only(args, {"job_id"})
         return asdict(await self._jobs.hold(caller, _text(args, "job_id"), reason, suspend=True))
+
+    async def _job_modify(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        _only(args, {"job_id", "change"})
+        try:
+            change = JobChange.model_validate(args.get("change"), strict=False)
+        except ValidationError as error:
+            said_it = "; ".join(
+                f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)
+            )
+            raise BadRequest(f"change: {clean(said_it, 400)}") from None
+        return asdict(await self._jobs.modify(caller, _text(args, "job_id"), change, reason=reason))
 
     async def _job_abandon(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
         """Give a lost job up: a person says that its processes are gone, or does not care."""

@@ -30,8 +30,8 @@ def compact(schema: dict[str, Any], *, describe: bool) -> dict[str, Any]:
 
 
 def names_only(schema: dict[str, Any]) -> dict[str, Any]:
-    """What is always there, by name: for answers that another tool's schema describes in full."""
-    return {"type": "object", "required": schema.get("required", [])}
+    """The first that is always there, by name: for answers that another tool's schema describes in full."""
+    return {"type": "object", "required": schema.get("required", [])[:2]}
 
 
 def without_limits(node: Any) -> Any:

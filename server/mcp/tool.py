@@ -99,6 +99,11 @@ class Tool:
 
     @cached_property
     def output_schema(self) -> dict[str, Any]:
+        """What is told of the answer: all of it, or of a brief tool only what names it."""
+        return names_only(self.whole_output_schema) if self.brief else self.whole_output_schema
+
+    @cached_property
+    def whole_output_schema(self) -> dict[str, Any]:
         """JSON Schema of the structured answer; where there are several types, of what any of them may hold."""
         schemas = [TypeAdapter(item).json_schema(mode="serialization") for item in self.output]
         merged = schemas[0]
@@ -112,37 +117,43 @@ class Tool:
         merged["properties"] = {**merged["properties"], **self.extra_output}
         small = compact(merged, describe=False)
         small.pop("description", None)
-        return names_only(small) if self.brief else without_inner_required(small)
+        return without_inner_required(small)
 
     @cached_property
     def listing(self) -> dict[str, Any]:
-        """The entry of tools/list, in the words of the wire."""
+        """The entry of tools/list, in the words of the wire.
+
+        Every byte is paid for by every agent, so limits of texts stand in the documentation and in refusals, and of a tool
+        that only reads nothing is said which the protocol takes for granted then.
+        """
+        hints = {"destructiveHint": self.destructive, "idempotentHint": self.idempotent}
         return {
             "name": self.name,
             "title": self.title,
             "description": self.description,
-            "inputSchema": self.input_schema,
+            "inputSchema": without_limits(self.input_schema),
             "outputSchema": self.output_schema,
             "annotations": {
                 "readOnlyHint": self.read_only,
-                "destructiveHint": self.destructive,
-                "idempotentHint": self.idempotent,
+                **({} if self.read_only else hints),
                 "openWorldHint": False,
             },
         }
 
     @cached_property
     def core_listing(self) -> dict[str, Any]:
-        """The same for clients with little room: the arguments that matter, and no fields of the answer.
+        """The same for clients with little room: the arguments that matter, and nothing of the answer.
 
         Further arguments are taken all the same, so the schema does not forbid them.
         """
         schema = without_limits(self.input_schema)
         if self.core_arguments:
             schema["properties"] = {name: schema["properties"][name] for name in self.core_arguments}
-            del schema["additionalProperties"]
+        del schema["additionalProperties"]
         hints = {"readOnlyHint": True} if self.read_only else {"destructiveHint": self.destructive}
-        return {**self.listing, "inputSchema": schema, "outputSchema": {"type": "object"}, "annotations": hints}
+        listing = {**self.listing, "inputSchema": schema, "annotations": hints}
+        del listing["outputSchema"]
+        return listing
 
     def parse(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Keyword arguments for the function.

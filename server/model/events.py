@@ -40,6 +40,7 @@ EVENT_TYPES: dict[str, str] = {
     "job.array_stopping": "an array was cancelled: what has not started never will, what runs is being stopped",
     "job.elements_cancelled": "elements of an array were cancelled before they started; `args` hold their indices",
     "job.abandoned": "a person gave a lost job up",
+    "job.modified": "what a job asks for was changed; `args` hold the old and new values",
     "job.suspending": "a suspend was ordered; recorded before the host is asked",
     "job.suspended": "its processes stand still, by the host's word; it keeps its cards",
     "job.resuming": "a suspended job is to go on; recorded before the host is asked",

@@ -156,6 +156,14 @@ def update(tx: Tx, job_id: str, **values: Any) -> None:
     tx.changed.add(f"cotenant://jobs/{job_id}")
 
 
+def modify(tx: Tx, row: sqlite3.Row, values: dict[str, Any]) -> None:
+    """Set columns of a job that say what it asks for: it may start now, or somewhere else."""
+    update(tx, row["id"], **values)
+    tx.opens = True
+    _note(tx, row["id"], row["pool"], row["owner"])
+    _note(tx, row["id"], values.get("pool", row["pool"]), row["owner"])
+
+
 # ---- attempts ---------------------------------------------------------------------------------
 
 

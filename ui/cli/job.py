@@ -43,6 +43,17 @@ def configure(parser: Parser, _: str) -> None:
     _as_operator(cancel)
     ask.yes_option(cancel)
     _on_job(parser, "retry", act_retry, "run a job that is over once more, as a new job")
+    modify = _on_job(
+        parser,
+        "modify",
+        act_modify,
+        "change what a job asks for; it keeps its place in the line",
+        more=" --priority high",
+    )
+    for name, kind, what in _CHANGES:
+        modify.add_argument(f"--{name}", type=kind, help=what)
+    modify.add_argument("--label", metavar="K=V", action="append", help="its labels from now on; again for more")
+    _as_operator(modify)
     signal = _on_job(parser, "signal", act_signal, "send a signal to a running job's processes", more=" USR1")
     signal.add_argument("signal", metavar="SIGNAL", help="name or number, such as USR1, CONT, 12")
     hold = _on_job(parser, "hold", act_hold, "keep a waiting job from starting")
@@ -75,6 +86,23 @@ def configure(parser: Parser, _: str) -> None:
     ask.yes_option(abandon)
 
 
+#: Options of `job modify`: how they are read, and what they say.
+_CHANGES = (
+    ("priority", str, "critical, high, normal or batch"),
+    ("hours", float, "time limit"),
+    ("pool", str, "another pool; there it goes to the end of the line"),
+    ("gpus", int, "cards"),
+    ("gpu-memory-mib", int, "MiB that each card must have at least"),
+    ("gpu-model", str, "part of the card's model name"),
+    ("cpus", int, "processors booked on the host"),
+    ("memory-mib", int, "host memory booked, MiB"),
+    ("disk-mib", int, "disk booked on the host, MiB"),
+    ("max-attempts", int, "tries in all"),
+    ("name", str, "short name for people"),
+    ("purpose", str, "why"),
+)
+
+
 def _on_job(parser: Parser, name: str, act: Any, what: str, *, more: str = "") -> argparse.ArgumentParser:
     sub = parser.sub(name, act, what, example=f"cotenant job {name} JOB{more}")
     sub.add_argument("job", metavar="JOB")
@@ -86,10 +114,10 @@ def _as_operator(parser: argparse.ArgumentParser, *, reason_for: str = "why; rec
     parser.add_argument("--operate", action="store_true", help="act on anybody's job (people only; needs --reason)")
 
 
-def _operate(args: argparse.Namespace, verb: str) -> Answer:
+def _operate(args: argparse.Namespace, verb: str, **more: Any) -> Answer:
     if not args.reason.strip():
         raise Usage("--operate needs --reason: it is recorded and the owner sees it.")
-    return ask.client(args).operate(verb, {"job_id": args.job}, args.reason)
+    return ask.client(args).operate(verb, {"job_id": args.job, **more}, args.reason)
 
 
 def act_list(args: argparse.Namespace) -> int:
@@ -203,6 +231,19 @@ def act_retry(args: argparse.Namespace) -> int:
     else:
         show.out(str(job["job_id"]))
     return 0
+
+
+def act_modify(args: argparse.Namespace) -> int:
+    names = [name.replace("-", "_") for name, _, _ in _CHANGES]
+    change: Answer = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.label:
+        change["labels"] = ask.named(args.label, "--label")
+    if not change:
+        raise Usage("Say what shall be different, such as --priority high; see cotenant job modify --help.")
+    if args.operate:
+        return _brief(args, _operate(args, "job.modify", change=change))
+    wanted = {"job_id": args.job, "reason": args.reason or None, **change}
+    return _brief(args, ask.client(args).call_tool("modify_job", wanted))
 
 
 def act_signal(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""An agent that is asked in plain words finds the tool: sixty everyday requests, English and Chinese."""
+"""An agent that is asked in plain words finds the tool: everyday requests, English and Chinese."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ ENGLISH = (
     ("Is there a traceback in the log?", "tail_logs"),
     ("Stop that job for good, I do not want it any more", "cancel_job"),
     ("Run the failed job again with the same settings", "retry_job"),
+    ("Raise the priority of my waiting job", "modify_job"),
+    ("My queued job needs only one GPU and six hours, change that", "modify_job"),
+    ("Pause the running training and keep its cards", "hold_job"),
+    ("Continue the suspended job", "release_job"),
     ("Make the running job save a checkpoint now", "signal_job"),
     ("Keep my waiting job from starting for now", "hold_job"),
     ("Let the job I put on hold go on", "release_job"),
@@ -63,6 +67,10 @@ CHINESE = (
     ("把那个任务停掉，不要了", "cancel_job"),
     ("取消排队中的任务", "cancel_job"),
     ("失败的任务再跑一次", "retry_job"),
+    ("把排队任务的优先级调高", "modify_job"),
+    ("把任务的时间限制改成六小时", "modify_job"),
+    ("冻结正在运行的任务，显卡先留着", "hold_job"),
+    ("让冻结的任务继续跑", "release_job"),
     ("给正在运行的任务发个信号，让它保存检查点", "signal_job"),
     ("先别让我排队的任务启动", "hold_job"),
     ("让挂起的任务继续", "release_job"),
@@ -75,10 +83,10 @@ CHINESE = (
 
 @pytest.mark.parametrize("requests", [ENGLISH, CHINESE], ids=["English", "Chinese"])
 def test_plain_words_find_the_tool(requests: tuple[tuple[str, str], ...]) -> None:
-    """Of thirty requests at least nine in ten have the right tool among the first two."""
+    """Of all requests at least nine in ten have the right tool among the first two."""
     rank = Ranker(tools.ALL)
     missed = [(asked, tool, rank(asked)[:3]) for asked, tool in requests if tool not in rank(asked)[:2]]
-    assert len(requests) == 30
+    assert len(requests) >= 30
     assert len(missed) <= len(requests) // 10, "\n".join(map(str, missed))
 
 

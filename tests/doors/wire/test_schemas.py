@@ -53,7 +53,7 @@ def test_each_tool_is_told_well(tool: Tool) -> None:
     assert tool.input_schema["additionalProperties"] is False
     hints = tool.listing["annotations"]
     assert hints["readOnlyHint"] == (tool.scope == "read")
-    assert not (hints["readOnlyHint"] and hints["destructiveHint"])
+    assert not (hints["readOnlyHint"] and hints.get("destructiveHint"))
     for name, schema in tool.input_schema["properties"].items():
         told = schema.get("description") or schema.get("enum") or name in ("gpus",)
         assert told, f"{tool.name}.{name} says nothing about itself"

@@ -45,8 +45,7 @@ class Key:
 _POOL_KEYS: dict[str, Key] = {
     "cap": Key("int", "cards in use at once, by everybody; unset: as many as there are"),
     "reserve": Key("int", "cards of the cap that agents may not take: they are kept for people", 0),
-    # fairshare and shortest are policies of the design that nothing decides by yet: better refused than ignored.
-    "order": Key("choice", "order within one priority", "fifo", choices=("fifo",)),
+    "order": Key("choice", "order within one priority", "fifo", choices=("fifo", "fairshare", "shortest")),
     "default_hours": Key("int", "hard end, in hours, of a lease or job that names none", 24, low=1, high=744),
     "paused": Key("bool", "nothing new starts while true", False),
     "draining": Key(

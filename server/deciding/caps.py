@@ -7,7 +7,7 @@ it and every grant is refused until it has fallen.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,3 +183,38 @@ def limits_for(use: Use, pool: PoolRules, owner: OwnerRules | None, ask: Ask) ->
         ends = "work of agents in this pool ends"
         cards.append(Limit("reserve", max(0, cap - reserve), use.agents, pool.name, kept, in_pool, by, ends))
     return Limits(tuple(cards), tuple(jobs), hours)
+
+
+Ends = Sequence[tuple[int, int, bool]]
+"""Known ends of what is held in a pool: (when, units, held by a person), sorted."""
+
+
+def room_at_ms(limits: Limits, wanted: int, ends: Ends, now_ms: int) -> int | None:
+    """The earliest time at which the pool's cap and the agents' part of it leave room for `wanted` units.
+
+    `now_ms` when they do already; None when known ends are not enough.
+    """
+    everybody, agents = (0 if spare is None else -spare for spare in spare_at(limits, wanted, (), now_ms))
+    at_ms = now_ms
+    for until_ms, units, human in ends:
+        if everybody <= 0 and agents <= 0:
+            break
+        everybody -= units
+        agents -= 0 if human else units
+        at_ms = until_ms
+    return at_ms if everybody <= 0 and agents <= 0 else None
+
+
+def spare_at(limits: Limits, wanted: int, ends: Ends, at_ms: int) -> tuple[int | None, int | None]:
+    """What is left beside `wanted` units once all of `ends` up to `at_ms` are over: for everybody, for agents. None = no cap.
+
+    Below 0 where it is not enough.
+    """
+    freed = [(units, human) for until_ms, units, human in ends if until_ms <= at_ms]
+    everybody = agents = None
+    for limit in limits.cards:
+        if limit.code == "quota_pool":
+            everybody = limit.cap - limit.used + sum(units for units, _ in freed) - wanted
+        elif limit.code == "reserve":
+            agents = limit.cap - limit.used + sum(units for units, human in freed if not human) - wanted
+    return everybody, agents

@@ -16,10 +16,14 @@ from cotenant.server.deciding.hosts import (
     HOST_DISK,
     HOST_MEMORY,
     LADDER,
+    LIMIT,
+    NO_LIMIT,
     OCCUPIED,
     SICK,
+    Claim,
     Holder,
     Host,
+    Tenant,
 )
 from cotenant.server.deciding.leases import known_end_ms
 from cotenant.server.deciding.shape import Seat, Shape
@@ -54,19 +58,32 @@ class Fleet:
         for lease in (*world.holdings, *world.cleaning):
             for name in sorted({key[0] for key in lease.slots}):
                 if (host := self._by_name.get(name)) is not None:
-                    host.book(lease.cpus, lease.memory_mib, lease.disk_mib, lease.exclusive)
+                    keys = [key for key in lease.slots if key[0] == name]
+                    host.book(
+                        Tenant(
+                            lease.id,
+                            self.holder[keys[0]].until_ms,
+                            host.mask_of(keys),
+                            lease.cpus,
+                            lease.memory_mib,
+                            lease.disk_mib,
+                            lease.exclusive,
+                        )
+                    )
         self._ladder = self._present()
         self._changed: list[Host] = []  # hosts in the order of their changes
         self._shapes: dict[tuple[str, Needs], Shape] = {}
-        self._obstacles: dict[tuple[int, int], tuple[int, ...] | None] = {}  # until the next grant or guard
+        self._obstacles: dict[tuple[int, int, int], tuple[int, ...] | None] = {}  # until the next grant or claim
         self._earliest: dict[int, tuple[Holder | None, int, int]] = {}  # until the next grant
-        self.guards: dict[str, list[tuple[str, Shape]]] = {}  # pool -> (ask id, what it could use)
+        self.claimed: list[Host] = []  # hosts with claims
 
     def _present(self) -> int:
         """The obstacles that exist on some host; the others need not be tried."""
         present = BEHIND | BUSY | HOST_CPU | HOST_MEMORY | HOST_DISK
         for host in self.hosts:
             present |= host.gate
+            if host.view.max_jobs:
+                present |= LIMIT
             if host.occupied:
                 present |= OCCUPIED
             if host.sick:
@@ -92,29 +109,43 @@ class Fleet:
             shape = self._shapes[key] = Shape(len(self._shapes), pool, needs, self.hosts)
         return shape
 
-    def find(self, shape: Shape, room: int = UNLIMITED, ignored: int = 0) -> list[tuple[Host, int]] | None:
+    def find(
+        self, shape: Shape, room: int = UNLIMITED, ignored: int = 0, ends_ms: int = NO_LIMIT
+    ) -> list[tuple[Host, int]] | None:
         """The slots for this shape within `room` units, as (host, mask) by host, or None.
 
-        The most cards that fit; whole cards before a share; then preferred hosts, the host with the fewest free
-        cards left over, the name of the host, the index of the card. Obstacles in `ignored` count as gone; an answer
-        with some of them only says that it would fit.
+        The most cards that fit; whole cards before a share; then preferred hosts, gaps before what is claimed for others
+        (for an ask that is over by then, see `ends_ms`), the host with the fewest free cards left over, the name of the
+        host, the index of the card. Obstacles in `ignored` count as gone; an answer with some of them only says that it
+        would fit.
         """
         if not ignored and shape.nodes == 1 and shape.low == shape.high:
             needed = 0 if shape.cpu else shape.low * UNITS_PER_CARD
-            if needed <= room and (best := self._best(shape)) is not None:
+            if needed <= room and (best := self._best(shape, ends_ms)) is not None:
                 return best
         else:
-            found = self._scan(shape, room, ignored)
+            found = self._scan(shape, room, ignored, ends_ms)
             if found is not None:
                 return found
-        return self._find_share(shape, room, ignored) if shape.share_units else None
+        return self._find_share(shape, room, ignored, ends_ms) if shape.share_units else None
 
-    def _best(self, shape: Shape) -> list[tuple[Host, int]] | None:
+    def _best(self, shape: Shape, ends_ms: int) -> list[tuple[Host, int]] | None:
         """The same as `_scan` for a fixed number of cards on one host, without looking at every host each time.
 
         A heap of (preference, cards left over, host, version of the host) is kept over the pass; hosts that changed
-        since the last look get a new entry, and entries of an older version are dropped when they come up.
+        since the last look get a new entry, and entries of an older version are dropped when they come up. The heap
+        knows nothing of ends: the few hosts with claims are looked at beside it.
         """
+        gap: tuple[tuple[int, int, str], Seat, int] | None = None
+        for host in self.claimed:
+            seat = shape.seat_on.get(host.name)
+            if seat is None or not host.gap(ends_ms) or host.closed(shape.needs, 0, ends_ms):
+                continue
+            mask = host.open_mask(0, ends_ms) & seat.cards
+            if mask.bit_count() >= shape.low:
+                key = (seat.prefer, (host.free & seat.pool_cards).bit_count(), host.name)
+                if gap is None or key < gap[0]:
+                    gap = (key, seat, mask)
         if shape.heap is None:
             shape.heap = [entry for seat in shape.seats if (entry := _entry(shape, seat)) is not None]
             heapify(shape.heap)
@@ -125,14 +156,16 @@ class Fleet:
                     heappush(shape.heap, entry)
         shape.seen = len(self._changed)
         while shape.heap:
-            _, _, name, version_then = shape.heap[0]
+            prefer, _, name, version_then = shape.heap[0]
             seat = shape.seat_on[name]
             if seat.host.version == version_then:
-                return [(seat.host, _lowest(seat.host.open_mask(0) & seat.cards, shape.low))]
+                if gap is not None and gap[0][0] <= prefer:
+                    break
+                return [(seat.host, choose(seat.host, seat.host.open_mask(0) & seat.cards, shape.low))]
             heappop(shape.heap)
-        return None
+        return None if gap is None else [(gap[1].host, choose(gap[1].host, gap[2], shape.low))]
 
-    def _scan(self, shape: Shape, room: int, ignored: int) -> list[tuple[Host, int]] | None:
+    def _scan(self, shape: Shape, room: int, ignored: int, ends_ms: int) -> list[tuple[Host, int]] | None:
         """Whole cards (or cpu places) for this shape, by a look at every host."""
         nodes = shape.nodes
         high = shape.high if shape.cpu else min(shape.high, room // (UNITS_PER_CARD * nodes))
@@ -141,9 +174,9 @@ class Fleet:
             low = shape.low
             for seat in shape.seats:
                 host = seat.host
-                if host.closed(shape.needs, ignored):
+                if host.closed(shape.needs, ignored, ends_ms):
                     continue
-                mask = host.open_mask(ignored) & seat.cards
+                mask = host.open_mask(ignored, ends_ms) & seat.cards
                 count = mask.bit_count()
                 if count >= low:
                     found.append((count, seat, mask))
@@ -151,18 +184,26 @@ class Fleet:
             take = min(high, sorted((count for count, _, _ in found), reverse=True)[nodes - 1])
             fitting = [(seat, mask) for count, seat, mask in found if count >= take]
             if len(fitting) > 1:
-                fitting.sort(key=_left_over)
-            return [(seat.host, _lowest(mask, take)) for seat, mask in sorted(fitting[:nodes], key=_host_name)]
+                fitting.sort(
+                    key=lambda one: (
+                        (one[0].prefer, not one[0].host.gap(ends_ms), *_left_over(one))
+                        if self.claimed
+                        else (one[0].prefer, *_left_over(one))
+                    )
+                )
+            return [
+                (seat.host, choose(seat.host, mask, take)) for seat, mask in sorted(fitting[:nodes], key=_host_name)
+            ]
         return None
 
-    def _find_share(self, shape: Shape, room: int, ignored: int) -> list[tuple[Host, int]] | None:
+    def _find_share(self, shape: Shape, room: int, ignored: int, ends_ms: int) -> list[tuple[Host, int]] | None:
         """One share: on a preferred host, then the smallest that is enough, on the card with the fewest free shares."""
         best: tuple[tuple[int, int, int], Host, int] | None = None
         for seat in shape.seats:
             host = seat.host
-            if not seat.shares or host.closed(shape.needs, ignored):
+            if not seat.shares or host.closed(shape.needs, ignored, ends_ms):
                 continue
-            mask = host.open_mask(ignored) & seat.shares
+            mask = host.open_mask(ignored, ends_ms) & seat.shares
             free_of: dict[str, int] = {}
             for _, slot in host.keys(host.free & seat.shares):
                 free_of[slot.uuid] = free_of.get(slot.uuid, 0) + 1
@@ -178,13 +219,20 @@ class Fleet:
         """Take these slots for `ask`, and book what it wants of their hosts. Gives the keys in order."""
         needs = ask.needs
         keys: list[SlotKey] = []
-        holder = Holder(ask.agent, self._now_ms + ask.hours_ms + (10 + self._policy.cleaning_s) * 1000)
+        ends_ms = self.ends_ms(ask)
+        holder = Holder(ask.agent, ends_ms)
         for host, mask in where:
             host.free &= ~mask
             host.held |= mask
             host.version += 1
             self._changed.append(host)
-            host.book(needs.cpus, needs.memory_mib, needs.disk_mib, needs.exclusive_host)
+            host.book(Tenant(ask.id, ends_ms, mask, needs.cpus, needs.memory_mib, needs.disk_mib, needs.exclusive_host))
+            for claim in host.claims:
+                if claim.at_ms < ends_ms:
+                    claim.cpus -= needs.cpus
+                    claim.memory_mib -= needs.memory_mib
+                    claim.disk_mib -= needs.disk_mib
+                    claim.holders -= 1
             for _, slot in host.keys(mask):
                 keys.append(slot.key)
                 self.holder[slot.key] = holder
@@ -192,51 +240,54 @@ class Fleet:
         self._earliest.clear()
         return tuple(keys)
 
-    def guard(self, ask: Ask, shape: Shape) -> None:
-        """Keep what `ask` could use from those behind it in its pool."""
-        if shape.guarded:
-            return  # an earlier ask with the same needs does it
-        shape.guarded = True
-        self.guards.setdefault(shape.pool, []).append((ask.id, shape))
-        for seat in shape.seats:
-            if not seat.host.gate:
-                seat.host.guarded |= seat.cards | seat.shares
-                seat.host.version += 1
-                self._changed.append(seat.host)
+    def ends_ms(self, ask: Ask) -> int:
+        """When `ask` would have left its slots at the latest if it started now."""
+        return self._now_ms + ask.hours_ms + (10 + self._policy.cleaning_s) * 1000
+
+    def claim(self, host: Host, claim: Claim) -> None:
+        """Keep something on a host for an ask that came first."""
+        if not host.claims:
+            self.claimed.append(host)
+        host.claims.append(claim)
+        host.version += 1
+        self._changed.append(host)
         self._obstacles.clear()
 
-    def guardian(self, shape: Shape) -> str | None:
-        """The first ask that guards a slot which this shape could use."""
-        mine = {seat.host.name: seat.cards | seat.shares for seat in shape.seats}
-        for ask_id, other in self.guards.get(shape.pool, []):
-            if any(mine.get(seat.host.name, 0) & (seat.cards | seat.shares) for seat in other.seats):
-                return ask_id
+    def first_claim(self, shape: Shape, ends_ms: int) -> Claim | None:
+        """The first claim that an ask of this shape with this end may run into."""
+        for host in self.claimed:
+            seat = shape.seat_on.get(host.name)
+            if seat is None:
+                continue
+            for claim in host.claims:
+                if claim.at_ms < ends_ms and (claim.mask & (seat.cards | seat.shares) or claim.keeps_out(shape.needs)):
+                    return claim
         return None
 
-    def obstacles(self, shape: Shape, room: int = UNLIMITED) -> tuple[int, ...] | None:
+    def obstacles(self, shape: Shape, room: int = UNLIMITED, ends_ms: int = NO_LIMIT) -> tuple[int, ...] | None:
         """What has to go so that this shape fits, the main obstacle first; () when it fits, None when it never can.
 
         Each one is needed: without the others alone it would still not fit.
         """
-        key = (shape.number, room)
+        key = (shape.number, room, ends_ms if self.claimed else 0)
         if key not in self._obstacles:
-            self._obstacles[key] = self._climb(shape, room)
+            self._obstacles[key] = self._climb(shape, room, ends_ms)
         return self._obstacles[key]
 
-    def _climb(self, shape: Shape, room: int) -> tuple[int, ...] | None:
+    def _climb(self, shape: Shape, room: int, ends_ms: int) -> tuple[int, ...] | None:
         ignored = 0
-        if self.find(shape, room) is not None:
+        if self.find(shape, room, 0, ends_ms) is not None:
             return ()
-        if self.find(shape, room, EVERYTHING) is None:
+        if self.find(shape, room, EVERYTHING, ends_ms) is None:
             return None
         steps: list[int] = []
         for step in self._steps(shape.needs):
             ignored |= step
             steps.append(step)
-            if self.find(shape, room, ignored) is not None:
+            if self.find(shape, room, ignored, ends_ms) is not None:
                 break
         for step in reversed(steps[:-1]):
-            if self.find(shape, room, ignored & ~step) is not None:
+            if self.find(shape, room, ignored & ~step, ends_ms) is not None:
                 ignored &= ~step
         return tuple(step for step in reversed(steps) if ignored & step)
 
@@ -293,13 +344,18 @@ def _end_order(end: tuple[int, str, Holder]) -> tuple[int, str]:
     return end[:2]
 
 
-def _left_over(fitting: tuple[Seat, int]) -> tuple[int, int, str]:
+def _left_over(fitting: tuple[Seat, int]) -> tuple[int, str]:
     seat = fitting[0]
-    return (seat.prefer, (seat.host.free & seat.pool_cards).bit_count(), seat.host.name)
+    return ((seat.host.free & seat.pool_cards).bit_count(), seat.host.name)
 
 
 def _host_name(fitting: tuple[Seat, int]) -> str:
     return fitting[0].host.name
+
+
+def choose(host: Host, mask: int, count: int) -> int:
+    """The `count` slots of a mask that an ask gets: the lowest, or the closest to each other where NVLinks are known."""
+    return _lowest(mask, count)
 
 
 def _lowest(mask: int, count: int) -> int:

@@ -6,7 +6,7 @@ one bit each, so that "how many of the cards that fit are free" is an `and` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cotenant.server.deciding.world import HostView, Needs, Slot, SlotKey
@@ -21,10 +21,11 @@ SICK = 64
 DRAINING = 128
 POLICY = 256
 DOWN = 512
-LADDER = (BEHIND, HOST_CPU, HOST_MEMORY, HOST_DISK, BUSY, OCCUPIED, SICK, DRAINING, POLICY, DOWN)
+LIMIT = 1024  # the host's limit on leases at once
+LADDER = (BEHIND, HOST_CPU, HOST_MEMORY, HOST_DISK, LIMIT, BUSY, OCCUPIED, SICK, DRAINING, POLICY, DOWN)
 """From what goes away by itself soonest to what may never: the last one that has to be ignored is the main reason."""
-EVERYTHING = 1023
-SHARED = BEHIND | HOST_CPU | HOST_MEMORY | HOST_DISK | BUSY
+EVERYTHING = 2047
+SHARED = BEHIND | HOST_CPU | HOST_MEMORY | HOST_DISK | LIMIT | BUSY
 """What other asks could take away again when it comes free: an ask that waits for nothing else guards its slots."""
 
 _MODE = {"ready": 0, "draining": DRAINING, "drained": DRAINING}
@@ -41,16 +42,61 @@ class Holder:
     until_ms: int | None
 
 
+@dataclass(frozen=True)
+class Tenant:
+    """A lease on one host: what comes free there when it ends, and when that is at the latest (None: nobody knows)."""
+
+    id: str
+    until_ms: int | None
+    mask: int
+    cpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+    exclusive: bool = False
+
+
+@dataclass
+class Claim:
+    """What is kept on one host for an ask that came first: who would still run at `at_ms` has to leave it.
+
+    `mask` are the slots; the other fields are what is left beside them for those who would, or NO_LIMIT.
+    """
+
+    ask_id: str
+    at_ms: int
+    mask: int
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    holders: int
+    alone: bool = False  # the ask wants the host to itself
+
+    def keeps_out(self, needs: Needs) -> bool:
+        """Whether an ask with these needs that would still run then has no place beside it, slots apart."""
+        return (
+            self.alone
+            or needs.exclusive_host
+            or needs.cpus > self.cpus
+            or needs.memory_mib > self.memory_mib
+            or needs.disk_mib > self.disk_mib
+            or self.holders <= 0
+        )
+
+
+NO_LIMIT = 1 << 62
+
+
 class Host:
     """One host during one pass. Masks are over `slots`; `*_left` is what is not booked."""
 
     __slots__ = (
+        "_bits",
+        "claims",
         "cpus_left",
         "disk_left",
         "exclusive",
         "free",
         "gate",
-        "guarded",
         "held",
         "holders",
         "kinds",
@@ -59,6 +105,7 @@ class Host:
         "occupied",
         "sick",
         "slots",
+        "tenants",
         "version",
         "view",
     )
@@ -69,12 +116,15 @@ class Host:
         self.name = view.name
         self.slots = slots
         self.gate = _MODE.get(view.mode, POLICY) | (0 if view.link == "up" else DOWN)
-        self.free = self.held = self.occupied = self.sick = self.guarded = 0
+        self.free = self.held = self.occupied = self.sick = 0
         self.cpus_left = view.cpus
         self.memory_left = view.memory_mib
         self.disk_left = view.disk_mib
         self.holders = 0
         self.exclusive = False
+        self._bits: dict[SlotKey, int] = {}
+        self.tenants: list[Tenant] = []
+        self.claims: list[Claim] = []
         self.kinds: dict[Kind, int] = {}
         bit = 1
         for slot in slots:
@@ -91,13 +141,28 @@ class Host:
             self.kinds[kind] = self.kinds.get(kind, 0) | bit
             bit <<= 1
 
-    def book(self, cpus: int, memory_mib: int, disk_mib: int, exclusive: bool) -> None:
-        """Take a lease's share of the host, once for each host of the lease."""
-        self.cpus_left -= cpus
-        self.memory_left -= memory_mib
-        self.disk_left -= disk_mib
+    def book(self, tenant: Tenant) -> None:
+        """Take a lease's share of the host, once for each host of the lease. Its slots are counted elsewhere."""
+        self.tenants.append(tenant)
+        self.cpus_left -= tenant.cpus
+        self.memory_left -= tenant.memory_mib
+        self.disk_left -= tenant.disk_mib
         self.holders += 1
-        self.exclusive = self.exclusive or exclusive
+        self.exclusive = self.exclusive or tenant.exclusive
+
+    @property
+    def room_for(self) -> int:
+        """Leases that the host's limit still allows; NO_LIMIT without one."""
+        return self.view.max_jobs - self.holders if self.view.max_jobs else NO_LIMIT
+
+    def mask_of(self, keys: Iterable[SlotKey]) -> int:
+        """The bits of these slots; one that the host has no more is left out."""
+        if not self._bits:
+            self._bits = {slot.key: 1 << number for number, slot in enumerate(self.slots)}
+        mask = 0
+        for key in keys:
+            mask |= self._bits.get(key, 0)
+        return mask
 
     def keys(self, mask: int) -> Iterator[tuple[int, Slot]]:
         """The slots of a mask with their bits, in order."""
@@ -106,8 +171,11 @@ class Host:
             yield bit, self.slots[bit.bit_length() - 1]
             mask ^= bit
 
-    def closed(self, needs: Needs, ignored: int) -> bool:
-        """Whether the host gives nothing to an ask with these needs, the obstacles in `ignored` apart."""
+    def closed(self, needs: Needs, ignored: int, ends_ms: int = NO_LIMIT) -> bool:
+        """Whether the host gives nothing to an ask with these needs, the obstacles in `ignored` apart.
+
+        `ends_ms` is when the ask would be over at the latest: before what is claimed for others begins, it may have it.
+        """
         if self.gate & ~ignored:
             return True
         if needs.cpus > self.cpus_left and not ignored & HOST_CPU:
@@ -116,10 +184,14 @@ class Host:
             return True
         if needs.disk_mib > self.disk_left and not ignored & HOST_DISK:
             return True
-        return not ignored & BUSY and (self.exclusive or (needs.exclusive_host and self.holders > 0))
+        if self.room_for <= 0 and not ignored & LIMIT:
+            return True
+        if not ignored & BUSY and (self.exclusive or (needs.exclusive_host and self.holders > 0)):
+            return True
+        return not ignored & BEHIND and any(c.at_ms < ends_ms and c.keeps_out(needs) for c in self.claims)
 
-    def open_mask(self, ignored: int) -> int:
-        """The slots that can be granted, the obstacles in `ignored` apart."""
+    def open_mask(self, ignored: int, ends_ms: int = NO_LIMIT) -> int:
+        """The slots that can be granted, the obstacles in `ignored` apart; `ends_ms` as for `closed`."""
         mask = self.free
         if ignored & BUSY:
             mask |= self.held
@@ -127,4 +199,12 @@ class Host:
             mask |= self.occupied
         if ignored & SICK or self.gate & DOWN:  # a host that does not answer has lost slots, not sick ones
             mask |= self.sick
-        return mask if ignored & BEHIND else mask & ~self.guarded
+        if not ignored & BEHIND:
+            for claim in self.claims:
+                if claim.at_ms < ends_ms:
+                    mask &= ~claim.mask
+        return mask
+
+    def gap(self, ends_ms: int) -> bool:
+        """Whether an ask that is over by `ends_ms` may use what is claimed here: the best place for one."""
+        return any(claim.at_ms >= ends_ms for claim in self.claims)

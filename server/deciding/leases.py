@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cotenant.server.deciding import reserved, windows
+from cotenant.server.deciding.caps import HOUR_MS
 from cotenant.server.deciding.world import Expire, Holding, Policy, World
 
 
@@ -27,13 +29,28 @@ def expired(world: World, now_ms: int) -> list[Expire]:
 
 
 def next_due_ms(world: World, now_ms: int) -> int | None:
-    """The earliest time after `now_ms` at which a direct lease may end or an ask may start again by itself."""
+    """The earliest time after `now_ms` at which something may change by itself.
+
+    A direct lease ends; an ask may start again, is given up, or has waited so long that it goes first; a pool's window
+    opens or closes; an advance reservation begins, frees itself or ends.
+    """
     due: list[int] = []
     for lease in world.holdings:
         if lease.kind == "direct":
             soft = lease.expires_ms if lease.pickup_ms is None else lease.pickup_ms
             due.append(lease.hard_end_ms if soft is None else min(soft, lease.hard_end_ms))
-    due.extend(ask.not_before_ms for ask in world.asks)
+    pools = {pool.name: pool for pool in world.pools}
+    for ask in world.asks:
+        due.append(ask.not_before_ms)
+        if ask.not_after_ms is not None:
+            due.append(ask.not_after_ms)
+        if (pool := pools.get(ask.pool)) is not None:
+            due.append(ask.queued_at_ms + pool.starve_h * HOUR_MS)
+    for pool in world.pools if world.asks else ():
+        if (at := windows.next_change_ms(pool, now_ms)) is not None:
+            due.append(at)
+    if world.asks and (at := reserved.next_change_ms(world.reservations, now_ms)) is not None:
+        due.append(at)
     return min((at for at in due if at > now_ms), default=None)
 
 

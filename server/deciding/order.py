@@ -2,53 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from operator import attrgetter
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
-from cotenant.server.deciding.world import Ask
+from cotenant.server.deciding.caps import HOUR_MS
+from cotenant.server.deciding.hosts import NO_LIMIT
+from cotenant.server.deciding.world import Ask, PoolRules, World
 
-_BY_TIME = attrgetter("queued_at_ms", "id")
-_BY_RANK = attrgetter("priority", "resumed")
+Key: TypeAlias = tuple[int, int, int, str]
+"""(rank, place within the rank by the pool's order, time of submit, id): the lowest comes first."""
+
+CRITICAL = 30
 
 
-def in_order(asks: Iterable[Ask]) -> list[Ask]:
-    """The asks as they are looked at: priority, resumed victims within it, time of submit, id.
+def rank(ask: Ask, rules: PoolRules | None, now_ms: int) -> int:
+    """What stands above every order: priority, then those on their way back; and below critical whoever waited too long.
 
-    Two stable sorts on attributes instead of one on a built key: the keys are made in C, which halves the time for a long queue.
+    Ageing changes no priority and no right: it only makes an ask that has waited `starve_h` the head of its queue, so
+    that what it waits for is kept for it. Where its own caps hold it back it is passed as ever.
     """
-    return sorted(sorted(asks, key=_BY_TIME), key=_BY_RANK, reverse=True)
+    if rules is not None and ask.priority < CRITICAL and ask.queued_at_ms + rules.starve_h * HOUR_MS <= now_ms:
+        return 2 * CRITICAL - 1
+    return 2 * ask.priority + ask.resumed
+
+
+def starves(ask: Ask, rules: PoolRules | None, now_ms: int) -> bool:
+    """Whether `ask` has waited so long that it goes before every order but critical work."""
+    return rank(ask, rules, now_ms) == 2 * CRITICAL - 1
+
+
+class Order:
+    """The order of all asks of a world: `key` gives each its place."""
+
+    def __init__(self, world: World, now_ms: int) -> None:
+        self._pools = {pool.name: pool for pool in world.pools}
+        self._now_ms = now_ms
+        self._past: dict[tuple[str, str], int] = {}  # (pool, owner) -> decayed use
+        for spent in world.spent:
+            of = (spent.pool, spent.owner)
+            self._past[of] = self._past.get(of, 0) + spent.decayed_ms
+
+    def key(self, ask: Ask) -> Key:
+        """The place of `ask`."""
+        rules = self._pools.get(ask.pool)
+        first = rank(ask, rules, self._now_ms)
+        if rules is None or rules.order == "fifo" or first == 2 * CRITICAL - 1:
+            return (-first, 0, ask.queued_at_ms, ask.id)
+        by = fairshare(ask, self._past) if rules.order == "fairshare" else shortest(ask)
+        return (-first, by, ask.queued_at_ms, ask.id)
+
+
+def fairshare(ask: Ask, past: Mapping[tuple[str, str], int]) -> int:
+    """Owners that used least of the pool lately come first: card-milliseconds, older ones weighing less."""
+    return past.get((ask.pool, ask.owner), 0)
+
+
+def shortest(ask: Ask) -> int:
+    """What takes least comes first: cards times the longest time that it may hold them, in card-milliseconds."""
+    return ask.hours_ms * max(1, ask.needs.gpus_min * ask.needs.nodes)
+
+
+def in_order(world: World, now_ms: int, asks: Iterable[Ask] | None = None) -> list[Ask]:
+    """The asks (all of the world's, or these) in the order in which they are looked at."""
+    return sorted(world.asks if asks is None else asks, key=Order(world, now_ms).key)
 
 
 class Line:
-    """What the waiting asks of one pool keep from those behind them.
+    """What the first waiting ask of one pool keeps from those behind it: room under the pool's cap.
 
-    An ask that waits for something others could take before it (cards in use, the pool's cap, the agents' part of
-    the cap) guards it. Slots are guarded in the fleet's masks; what is here is guarded for the whole pool.
-    An ask that waits for something of its own (its owner's caps, a hold, a back-off) guards nothing.
+    Slots are claimed on their hosts; what is here holds for the whole pool. An ask that waits for something of its own
+    (its owner's caps, a hold, a back-off) keeps nothing.
     """
 
-    __slots__ = ("agents_behind", "all_behind")
+    __slots__ = ("agents_spare", "all_spare", "at_ms", "by")
 
     def __init__(self) -> None:
-        self.all_behind: str | None = None  # the first ask that waits for room under the pool's cap
-        self.agents_behind: str | None = None  # the first agent's ask that waits for room under cap less reserve
+        self.by: str | None = None  # the ask that something is kept for
+        self.at_ms = NO_LIMIT  # who is over by then may use it meanwhile
+        self.all_spare: int | None = None  # units left for those who are not, everybody together; None = any
+        self.agents_spare: int | None = None  # the same for agents, under cap less reserve
 
-    def guard(self, ask: Ask, code: str) -> None:
-        """Remember that `ask` waits for the pool's cap (``quota_pool``) or the agents' part of it (``reserve``)."""
-        if code == "quota_pool":
-            self.all_behind = self.all_behind or ask.id
-        elif code == "reserve":
-            self.agents_behind = self.agents_behind or ask.id
+    def room(self, human: bool, ends_ms: int) -> int:
+        """Units that an ask which is over by `ends_ms` may take without delaying the first."""
+        if self.by is None or ends_ms <= self.at_ms:
+            return NO_LIMIT
+        room = NO_LIMIT if self.all_spare is None else self.all_spare
+        if not human and self.agents_spare is not None:
+            room = min(room, self.agents_spare)
+        return max(0, room)
 
-    def first_before(self, later: Ask) -> str | None:
-        """The waiting ask that `later` may not pass wherever it would be placed, or None.
-
-        Strict: no look at how long `later` would hold its cards. Backfill belongs here and in `Fleet.find`, whose flag
-        BEHIND lets an ask use guarded slots. An ask without cards counts against no cap and passes; a person passes an
-        agent that waits at the reserve, since what is left is kept for people.
-        """
-        if later.needs.gpus_max == 0:
-            return None
-        if self.all_behind is not None:
-            return self.all_behind
-        return None if later.human else self.agents_behind
+    def take(self, human: bool, units: int, ends_ms: int) -> None:
+        """Count the start of an ask that passed."""
+        if self.by is None or ends_ms <= self.at_ms:
+            return
+        if self.all_spare is not None:
+            self.all_spare -= units
+        if self.agents_spare is not None and not human:
+            self.agents_spare -= units

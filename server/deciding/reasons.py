@@ -9,13 +9,14 @@ from cotenant.server.deciding import hosts as bits
 from cotenant.server.deciding.fit import Fleet
 from cotenant.server.deciding.hosts import Kind
 from cotenant.server.deciding.shape import Shape, card_misses, host_misses, version
-from cotenant.server.deciding.words import at_text, plural, quoted
-from cotenant.server.deciding.world import Ask, Blocker, Needs, PoolRules
+from cotenant.server.deciding.words import at_text, cards_text, cards_up, plural, quoted
+from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Blocker, Needs, PoolRules, Reservation
 
 _CODES = {
     bits.HOST_CPU: "host_cpu",
     bits.HOST_MEMORY: "host_memory",
     bits.HOST_DISK: "host_disk",
+    bits.LIMIT: "host_limit",
     bits.OCCUPIED: "occupied",
     bits.SICK: "host_sick",
     bits.DRAINING: "host_draining",
@@ -52,19 +53,24 @@ def of_itself(ask: Ask, now_ms: int) -> list[Blocker]:
     return found
 
 
-def array_full(array: str) -> Blocker:
-    """As many elements of the array run as it allows."""
+def array_full(ask: Ask) -> Blocker:
+    """As many elements of the ask's array run as it allows."""
     return Blocker(
         "array_limit",
-        f"as many elements of {quoted(array)} run as its max_parallel allows",
-        (),
-        (("array", array),),
-        helps="wait: the next starts when one ends",
+        f"as many elements of {quoted(ask.array)} run as its max_parallel allows",
+        (("waiting", ask.count),),
+        (("array", ask.array),),
+        helps="wait: the next starts when one ends; or raise max_parallel (modify_job)",
     )
 
 
-def of_queue(pool: PoolRules) -> list[Blocker]:
-    """A queue that starts nothing."""
+def window_closed(ask: Ask) -> str:
+    """Why an ask is given up whose start window has closed."""
+    return f"its start window closed at {at_text(ask.not_after_ms or 0)} before it could start"
+
+
+def of_queue(pool: PoolRules, opens_at_ms: int = 0, now_ms: int = 0) -> list[Blocker]:
+    """A queue that starts nothing; `opens_at_ms` is when its next start window opens, `now_ms` or before while one is open."""
     names = (("pool", pool.name),)
     found: list[Blocker] = []
     if pool.paused:
@@ -78,11 +84,24 @@ def of_queue(pool: PoolRules) -> list[Blocker]:
         helps = "use another pool, or wait until a person opens the queue again"
         said = f"the queue of pool {quoted(pool.name)} is draining: what runs may finish, nothing new starts"
         found.append(Blocker("queue_draining", said, (), names, None, pool.set_by, helps))
+    if opens_at_ms > now_ms:
+        said = f"pool {quoted(pool.name)} starts nothing before {at_text(opens_at_ms)}: its start window is closed"
+        helps = "wait: it starts by itself after that time; or use another pool"
+        found.append(Blocker("start_window", said, (), names, opens_at_ms, pool.who_set("windows"), helps))
     return found
 
 
-def behind(pool: str, ask_id: str) -> Blocker:
-    """The ask whose turn is before this one's."""
+def behind(pool: str, ask_id: str, at_ms: int = -1) -> Blocker:
+    """The ask whose turn is before this one's, and when it will start at the latest (-1: nobody knows)."""
+    if at_ms >= 0:
+        return Blocker(
+            "reserved_for",
+            f"{quoted(ask_id)} came first in the queue of pool {quoted(pool)} and starts at {at_text(at_ms)} at the latest;"
+            " this would still use then what is kept for it",
+            names=(("pool", pool), ("ahead", ask_id)),
+            until_ms=at_ms,
+            helps="wait for its turn, or give fewer hours: what is over by then may start now",
+        )
     return Blocker(
         "behind",
         f"{quoted(ask_id)} came first in the queue of pool {quoted(pool)} and waits for what this would take",
@@ -91,13 +110,32 @@ def behind(pool: str, ask_id: str) -> Blocker:
     )
 
 
-def of_hosts(fleet: Fleet, shape: Shape, obstacles: tuple[int, ...]) -> list[Blocker]:
+def reserved_in_advance(reservation: Reservation, wanted: int, left: int, now_ms: int) -> Blocker:
+    """Cards that a person booked for somebody else, for a time in which this ask would still run. Units of 1/840 card."""
+    begin, end = at_text(reservation.begin_ms), at_text(reservation.end_ms)
+    helps = "wait until its end"
+    if reservation.begin_ms > now_ms:
+        helps = "give fewer hours: what is over before it begins may start now; or wait until its end"
+    return Blocker(
+        "reserved_for",
+        f"{plural(reservation.cards, 'card', 'cards')} of pool {quoted(reservation.pool)} are reserved for the owner"
+        f" {quoted(reservation.owner)} from {begin} to {end}: {cards_text(left, noun=False)} left beside them,"
+        f" {cards_text(wanted, noun=False)} wanted",
+        (("reserved", reservation.cards), ("wanted", cards_up(wanted)), ("free", left // UNITS_PER_CARD)),
+        (("pool", reservation.pool), ("owner", reservation.owner), ("reservation", reservation.id)),
+        until_ms=reservation.end_ms,
+        set_by=reservation.set_by,
+        helps=helps,
+    )
+
+
+def of_hosts(fleet: Fleet, shape: Shape, obstacles: tuple[int, ...], ends_ms: int) -> list[Blocker]:
     """The obstacles that `Fleet.obstacles` found, told with their numbers, in their order."""
     found: list[Blocker] = []
     for obstacle in obstacles:
         if obstacle == bits.BEHIND:
-            if (ask_id := fleet.guardian(shape)) is not None:
-                found.append(behind(shape.pool, ask_id))
+            if (claim := fleet.first_claim(shape, ends_ms)) is not None:
+                found.append(behind(shape.pool, claim.ask_id, claim.at_ms))
         elif obstacle == bits.BUSY:
             found.append(_busy(fleet, shape))
         else:
@@ -158,6 +196,17 @@ def _of_host(fleet: Fleet, shape: Shape, obstacle: int) -> Blocker:
             (("wanted", wanted), ("free", left)),
             names,
             helps="ask for less, or wait until work on these hosts ends",
+        )
+    if obstacle == bits.LIMIT:
+        full = [host for host in hosts if not host.gate and host.room_for <= 0]
+        most = max((host.view.max_jobs for host in full), default=0)
+        return Blocker(
+            code,
+            f"hosts of pool {quoted(shape.pool)} that fit have as many leases as they may, at most {most}",
+            (("hosts", len(full)), ("limit", most)),
+            names,
+            set_by="configuration",
+            helps="wait until work on these hosts ends, or have a person raise the host's limit",
         )
     if obstacle in (bits.OCCUPIED, bits.SICK):
         masks = [

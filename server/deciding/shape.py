@@ -24,7 +24,6 @@ class Shape:
 
     __slots__ = (
         "cpu",
-        "guarded",
         "heap",
         "high",
         "low",
@@ -42,7 +41,6 @@ class Shape:
         self.number = number
         self.pool = pool
         self.needs = needs
-        self.guarded = False
         self.cpu = needs.gpus_max <= 0
         self.low = 1 if self.cpu else max(1, needs.gpus_min)
         self.high = 1 if self.cpu else max(self.low, needs.gpus_max)

@@ -403,7 +403,7 @@ def lifted(world: World, ask: Ask, blocker: Blocker) -> tuple[World, Ask]:
             return replace(world, hosts=tuple(replace(h, mode="ready") for h in world.hosts)), ask
         case "host_down":
             return replace(world, hosts=tuple(replace(h, link="up") for h in world.hosts)), ask
-        case "behind":
+        case "behind" | "reserved_for":
             return replace(world, asks=tuple(a for a in world.asks if a.id != names["ahead"])), ask
         case "no_such_gpu":
             wish = ask.needs
@@ -448,7 +448,7 @@ def test_nobody_takes_what_an_earlier_ask_waits_for(world: World) -> None:
     granted = {start.ask_id: start.slots for start in starts(decided)}
     by_key = {slot.key: slot for slot in world.slots}
     hosts = {host.name: host for host in world.hosts}
-    order = in_order(world.asks)
+    order = in_order(world, NOW)
     for place, first in enumerate(order):
         why = decided.blockers.get(first.id)
         if why is None or not {b.code for b in why} <= SHARED:
@@ -502,7 +502,7 @@ def test_room_is_what_can_be_taken_card_by_card(world: World) -> None:
 @given(worlds())
 def test_equal_asks_that_share_an_answer_would_get_the_same_one_by_one(world: World) -> None:
     one_by_one = Pass(world, NOW, POLICY)
-    expected = {ask.id: keys for ask in in_order(world.asks) if (keys := one_by_one.answer(ask)[0])}
+    expected = {ask.id: keys for ask in in_order(world, NOW) if (keys := one_by_one.answer(ask)[0])}
     assert {start.ask_id: start.slots for start in starts(decide(world, NOW, POLICY))} == expected
 
 
@@ -511,7 +511,7 @@ def test_equal_asks_that_share_an_answer_would_get_the_same_one_by_one(world: Wo
 def test_the_heap_of_hosts_finds_what_a_look_at_every_host_finds(world: World) -> None:
     expected = decide(world, NOW, POLICY)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fleet, "_best", lambda self, shape: self._scan(shape, UNLIMITED, 0))
+        patch.setattr(Fleet, "_best", lambda self, shape, ends_ms: self._scan(shape, UNLIMITED, 0, ends_ms))
         assert decide(world, NOW, POLICY) == expected
 
 

@@ -149,27 +149,30 @@ class Holds:
 
         await self._context.db.write(write)
 
-    async def free(self, lease_id: str) -> CleanCheck | None:
+    async def free(self, lease_id: str) -> dict[str, CleanCheck]:
         """Ask the hosts whether the slots that a lease no longer has are clean, and free those that are.
 
-        What the host said; None when there was nothing to ask, or nobody to answer.
+        What each host said; those that did not answer are not in it.
         """
         context = self._context
-        said: CleanCheck | None = None
+        answers: dict[str, CleanCheck] = {}
         async with self._lock(lease_id):
             row, slots = context.db.peek(lambda c: _lease_and_slots(c, lease_id, ("cleaning", "occupied")))
             if row is None:
-                return None
+                return {}
             for host, refs in by_host(slots).items():
                 try:
                     said = await self._ask(row, host, refs)
                 except (Unreachable, OutcomeUnknown, HostRefused) as error:
                     log.info("slots of %s stay in cleaning: %s", lease_id, error)
                     continue
-                if said is not None and said.clean:
+                if said is None:
+                    continue
+                answers[host] = said
+                if said.clean:
                     await context.db.write(partial(free_slots, lease_id=lease_id, now=context.now(), host=host))
                     context.wake()
-        return said
+        return answers
 
     async def _ask(self, row: sqlite3.Row, host: str, slots: list[SlotRef]) -> CleanCheck | None:
         link = self._context.hosts.get(host)

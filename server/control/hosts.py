@@ -466,17 +466,22 @@ class Hosts:
         self._context.background_task(work).add_done_callback(lambda _: self._checking.discard(key))
 
     async def _clean_or_name(self, lease_id: str, use: str, since_ms: int, now: int) -> None:
-        check = await self._holds.free(lease_id)
-        if check is None or check.clean or use != "cleaning" or now - since_ms <= OCCUPIED_AFTER_MS:
+        said = await self._holds.free(lease_id)
+        if use != "cleaning" or now - since_ms <= OCCUPIED_AFTER_MS:
             return
+        for host, check in said.items():
+            if not check.clean:
+                await self._name(lease_id, host, check, now)
+
+    async def _name(self, lease_id: str, host: str, check: CleanCheck, now: int) -> None:
         who = ", ".join(_process(p) for p in check.unclean) or "memory that nobody explains"
 
         def name_it(tx: Tx) -> None:
             lease = leases.get(tx, lease_id)
-            slots = leases.call_occupied(tx, lease_id, now, clean(who, 300))
+            slots = leases.call_occupied(tx, lease_id, host, now, clean(who, 300))
             if slots:
                 events.append(tx, "slot.occupied", LOOP, now, owner=lease["owner"], severity="critical", lease_id=lease_id,
-                              host=slots[0]["host"], pool=lease["pool"], reason=clean(who, 300))  # fmt: skip
+                              host=host, pool=lease["pool"], reason=clean(who, 300))  # fmt: skip
 
         await self._context.db.write(name_it)
 

@@ -382,6 +382,7 @@ class JobAnswer:
     array_id: str | None = None  # of an element its array
     array_index: int | None = None
     retry_of: str | None = None  # the job that this one tries again
+    nodes: int = 1  # hosts; while it waits, gpus is for each of them
 
 
 @dataclass(frozen=True)

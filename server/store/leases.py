@@ -115,11 +115,12 @@ def free_slots(tx: Tx, lease_id: str, now_ms: int, host: str | None = None) -> l
     return _noted(tx, lease_id, rows)
 
 
-def call_occupied(tx: Tx, lease_id: str, now_ms: int, who: str) -> list[sqlite3.Row]:
-    """Slots that did not come clean in time are occupied, by `who`; returns them."""
+def call_occupied(tx: Tx, lease_id: str, host: str, now_ms: int, who: str) -> list[sqlite3.Row]:
+    """Slots of a host that did not come clean in time are occupied, by `who`; returns them."""
     rows = tx.all(
-        "UPDATE lease_slot SET use = 'occupied', since_ms = ?, detail = ? WHERE lease_id = ? AND use = 'cleaning' RETURNING *",
-        (now_ms, who, lease_id),
+        "UPDATE lease_slot SET use = 'occupied', since_ms = ?, detail = ? WHERE lease_id = ? AND host = ?"
+        " AND use = 'cleaning' RETURNING *",
+        (now_ms, who, lease_id, host),
     )
     return _noted(tx, lease_id, rows)
 

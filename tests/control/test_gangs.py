@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from bench import Bench
 from fakehost import Machine
 from pydantic import ValidationError
 
+from cotenant.hostd.protocol import CardProcess
 from cotenant.server.errors import NotFound, QuotaExceeded, Unreachable
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.store import ranks
@@ -191,6 +193,36 @@ async def test_one_host_whose_slots_do_not_get_clean_keeps_only_its_own(pair: Be
     machine(pair, "h2").got_clean(row["id"])
     await pair.settle()
     assert pair.uses() == ["free"] * 4
+
+
+async def test_only_the_host_on_which_something_stays_is_called_occupied(pair: Bench) -> None:
+    job = await gang(pair)
+    left = CardProcess(77, "me", "python", 100)
+    for rank in (0, 1):
+        row = of(pair, job)[rank]
+        m = machine(pair, row["host"])
+        m.finish(row["id"], 0, clean=False)
+        m._put(replace(m.attempts[row["id"]], unclean=(left,) if rank else ()))
+    await pair.settle()
+    await pair.disconnect(machine(pair, "h1"))
+    await pair.advance(70)
+    assert pair.uses() == ["cleaning", "cleaning", "occupied", "occupied"]
+    (event,) = pair.events("slot.occupied")
+    assert event["host"] == "h2" and "pid 77" in event["reason"]
+    for number, name in enumerate(("h1", "h2")):
+        machine(pair, name).got_clean(of(pair, job)[number]["id"])
+    await pair.connect(machine(pair, "h1"))
+    await pair.advance(4)
+    assert pair.uses() == ["free"] * 4
+
+
+async def test_a_list_by_host_finds_a_gang_on_each_of_its_hosts(pair: Bench) -> None:
+    job = await gang(pair)
+    a = await pair.caller("a", "alice")
+    for host, found in (("h1", [job]), ("h2", [job]), ("local", [])):
+        listed = await pair.control.views.list_jobs(a, host=host)
+        assert [row.job_id for row in listed.jobs] == found and listed.total == len(found)
+    assert (await shown(pair, job)).nodes == 2
 
 
 # ---- stops and signals

@@ -119,7 +119,8 @@ def test_the_ranks_of_a_real_program_meet_and_succeed_as_one(rig: Rig, server: S
     ]
     printed = server.cli("logs", gang.job, "--rank", "1", "--stream", "out").stdout
     assert '"rank": 2' in printed
-    assert "second" in server.cli("job", "show", gang.job).stdout
+    table = server.cli("job", "show", gang.job).stdout.partition("\nRANK ")[2].splitlines()[1:]
+    assert [line.split()[:4] for line in table[:2]] == [["0", "local", "ended", "0"], ["1", "second", "ended", "0"]]
     gang.over()
 
 

@@ -398,5 +398,10 @@ def tell(job: Answer) -> None:
             for a in job["attempts"]
         )  # fmt: skip
         show.table(rows, ("ATTEMPT", "EPOCH", "STATE", "HOST", "CARDS", "STARTED", "EXIT", "SIGNAL", "WHY"), empty="")
+    ranks = job["attempts"][-1].get("ranks") if job["attempts"] else None
+    if ranks:
+        show.out()
+        lines = ((r["rank"], r["host"], r["state"], r.get("exit_code"), r.get("message")) for r in ranks)
+        show.table(lines, ("RANK", "HOST", "STATE", "EXIT", "WHY"), empty="")
     for line in job.get("log_tail") or ():
         show.out(f"  | {show.harmless(line)}")

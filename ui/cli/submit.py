@@ -58,7 +58,19 @@ def configure(parser: Parser, _: str) -> None:
     needs.add_argument("--gpu-model", metavar="TEXT", help="cards whose model's name holds this")
     needs.add_argument("--cpus", type=int, metavar="N", help="processors booked on the host (none)")
     needs.add_argument("--memory-mib", type=int, metavar="M", help="memory booked on the host (none)")
-    needs.add_argument("--prefer", action="append", default=[], metavar="HOST", help="may be repeated, best first")
+    needs.add_argument("--disk-mib", type=int, metavar="M", help="disk booked on the host (none)")
+    needs.add_argument("--nodes", type=int, metavar="N", help="hosts, each with all of the above (1)")
+    needs.add_argument("--exclusive-host", action="store_true", help="nobody else on its hosts while it runs")
+    needs.add_argument(
+        "--host-label", action="append", default=[], metavar="K=V", help="only hosts with it; may be repeated"
+    )
+    needs.add_argument(
+        "--prefer",
+        action="append",
+        default=[],
+        metavar="HOST|K=V",
+        help="hosts, or their labels; may be repeated, best first",
+    )
     runs = submit.add_argument_group("how it runs")
     runs.add_argument(
         "-C", "--workdir", metavar="DIR", help="directory on the host (this one, where the server is on this machine)"
@@ -174,7 +186,7 @@ def specification(args: argparse.Namespace, *, here: bool) -> Answer:
         raise Usage("What shall it run? Put the command after --: cotenant submit --gpus 1 -- python train.py")
     plain = (
         "name", "purpose", "project", "experiment", "kind", "pool", "hours", "priority", "gpu_memory_mib", "gpu_model", "cpus",
-        "memory_mib", "max_attempts",
+        "memory_mib", "disk_mib", "nodes", "max_attempts",
     )  # fmt: skip
     found: Answer = {key: getattr(args, key) for key in plain}
     found |= {
@@ -182,6 +194,8 @@ def specification(args: argparse.Namespace, *, here: bool) -> Answer:
         "labels": ask.named(args.label, "--label"),
         "config": _values(args.config),
         "prefer": args.prefer or None,
+        "host_labels": ask.named(args.host_label, "--host-label"),
+        "exclusive_host": args.exclusive_host or None,
         "workdir": _workdir(args, spec, here),
         "env": _env(args.env),
         "secrets": [

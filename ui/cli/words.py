@@ -45,8 +45,10 @@ ARGUMENTS: dict[str, str] = {
     "confirm_token": "the confirmation",
     "cpus": "--cpus",
     "cursor": "--cursor",
+    "disk_mib": "--disk-mib",
     "dry_run": "--dry-run",
     "env": "--env",
+    "exclusive_host": "--exclusive-host",
     "experiment": "--experiment",
     "expires_s": "--expires (in seconds)",
     "gpu_memory_mib": "--gpu-memory-mib",
@@ -54,6 +56,7 @@ ARGUMENTS: dict[str, str] = {
     "gpus": "--gpus",
     "holder": "--holder",
     "host": "--host",
+    "host_labels": "--host-label",
     "hours": "--hours",
     "job_id": "JOB",
     "kind": "--kind",
@@ -67,6 +70,7 @@ ARGUMENTS: dict[str, str] = {
     "max_wait_s": "--timeout",
     "memory_mib": "--memory-mib",
     "name": "--name",
+    "nodes": "--nodes",
     "object_id": "LEASE or JOB",
     "own_only": "--own-only",
     "owner": "--owner",
@@ -78,6 +82,7 @@ ARGUMENTS: dict[str, str] = {
     "project": "--project",
     "pty": "--pty",
     "purpose": "--purpose",
+    "rank": "--rank",
     "reason": "--reason",
     "request_id": "--request-id",
     "resumable": "--resumable",
@@ -91,6 +96,7 @@ ARGUMENTS: dict[str, str] = {
     "state": "--state",
     "stop_grace_s": "--stop-grace",
     "stream": "--stream",
+    "suspend": "job suspend",
     "to": "TO",
     "toolset": "--tools",
     "ttl_s": "--ttl",
@@ -102,8 +108,8 @@ ARGUMENTS: dict[str, str] = {
 
 #: Fields of a job that only a file of `cotenant submit --spec` can set.
 SPEC = frozenset({
-    "after", "array", "backend_options", "cleanup", "code", "compute_capability", "cuda", "data", "disk_mib", "driver", "environment",
-    "exclusive_host", "health_check", "host_labels", "image", "max_suspend_h", "nodes", "on_host_loss", "outputs", "runner", "start_window", "watch",
+    "after", "array", "backend_options", "cleanup", "code", "compute_capability", "cuda", "data", "driver", "environment",
+    "health_check", "image", "max_suspend_h", "on_host_loss", "outputs", "runner", "start_window", "watch",
 })  # fmt: skip
 
 #: Whole phrases, looked for before single names: they read wrongly word by word.

@@ -147,6 +147,7 @@ class JobViews(View):
             config=spec.get("config", {}) if inside else None,
             simulated=any(self._simulated(s["uuid"]) for s in held),
             near_cap=self._near_cap(row["pool"]) if waiting else False,
+            nodes=spec.get("nodes", 1),
             queue_position=self._position(row) if waiting else None,
             suspended_s=stood // 1000,
             array=None if array is None else array_answer(array),
@@ -240,10 +241,15 @@ class JobViews(View):
                 one_of(state, "state", (*_JOB_GROUPS, *(s.value for s in JobState)))
                 where.append(f"j.state {'IN' if state in JOB_FINAL else 'NOT IN'} {_FINAL} AND j.state = ?")
                 values.append(state)
-        for column, value in (("j.pool", pool), ("j.owner", owner), ("j.caller", holder), ("t.host", host)):
+        for column, value in (("j.pool", pool), ("j.owner", owner), ("j.caller", holder)):
             if value is not None:
                 where.append(f"{column} = ?")
                 values.append(value)
+        if host is not None:
+            where.append(
+                "(t.host = ? OR t.nodes > 1 AND EXISTS (SELECT 1 FROM rank r WHERE r.attempt_id = t.id AND r.host = ?))"
+            )
+            values += [host, host]
         if label is not None:
             key, equals, wanted = label.partition("=")
             # not by a path: no quoting of a key would hold for every key
@@ -343,6 +349,7 @@ class JobViews(View):
             kind=spec.kind, labels=dict(spec.labels), command=mask(spec.command_line), workdir=spec.workdir, env_names=sorted(spec.env),
             config=dict(spec.config), simulated=any(self._simulated(s.uuid) for s in slots),
             spec=spec.model_dump(mode="json", exclude={"env", "secrets"}, exclude_none=True), dry_run=True, would_start=keys is not None,
+            nodes=spec.nodes,
         )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ ALL: tuple[Tool, ...] = (
     leases.hand_over,
     jobs.submit_job,
     jobs.get_job,
+    jobs.explain_job,
     jobs.list_jobs,
     jobs.wait_job,
     logs.tail_logs,

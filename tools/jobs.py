@@ -11,7 +11,7 @@ from cotenant.server.mcp.call import Call
 from cotenant.server.mcp.tasks import TASKS, BecameTask
 from cotenant.server.mcp.tool import Flat, tool
 from cotenant.server.model import text
-from cotenant.server.model.answers import CancelAnswer, JobAnswer, JobList, LeaseAnswer, SignalAnswer
+from cotenant.server.model.answers import CancelAnswer, ExplainAnswer, JobAnswer, JobList, LeaseAnswer, SignalAnswer
 from cotenant.server.model.changes import JobChange
 from cotenant.server.model.spec import NOT_YET, JobSpec
 from cotenant.server.model.states import JOB_WAITING
@@ -104,9 +104,9 @@ async def submit_job(
     )
 
 
-@tool(title="Look at one job: why it waits, why it failed", scope="read", core=True)
+@tool(title="Look at one job: state, result, attempts", scope="read", core=True)
 async def get_job(call: Call, job_id: JobId) -> JobAnswer:
-    """See one job whole: state, why it waits, where it runs, attempts with exit codes, why it failed, time left.
+    """See one job whole: state, where it runs, attempts with exit codes, why it failed, time left, blockers.
 
     state is held, queued, provisioning, deploying, running, suspended, stopping, preempted, lost (the host does not
     answer: unknown, not failed) or one of the final succeeded, failed, cancelled. blockers: the first is the main
@@ -115,6 +115,20 @@ async def get_job(call: Call, job_id: JobId) -> JobAnswer:
     this again and again.
     """
     return await call.control.jobs.get(call.caller, job_id)
+
+
+@tool(title="Explain why a job waits or how it ended", scope="read", core=True)
+async def explain_job(
+    call: Call,
+    job_id: JobId,
+    detail: Annotated[bool, Field(description="also each host, and what fails there")] = False,
+) -> ExplainAnswer:
+    """Why is a job still waiting (queued, held, not starting), when could it start, and what would help?
+
+    blockers hold every reason with numbers, who set the limit (set_by) and what helps; the first is the main one.
+    starts_by is known only where all of them end by themselves. next_actions are calls that make sense now.
+    """
+    return await call.control.views.explain_job(call.caller, job_id, detail=detail)
 
 
 @tool(title="List jobs: running, waiting, failed", scope="read", core=True)

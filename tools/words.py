@@ -15,7 +15,7 @@ RequestId = Annotated[
     Field(
         min_length=1,
         max_length=128,
-        description="your id for this request: repeating it is then safe (7 days)",
+        description="your id for this call: repeating it is then safe",
     ),
 ]
 Purpose = Annotated[str, Field(max_length=2000, description="why; others see it")]

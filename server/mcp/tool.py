@@ -123,15 +123,15 @@ class Tool:
     def listing(self) -> dict[str, Any]:
         """The entry of tools/list, in the words of the wire.
 
-        Every byte is paid for by every agent, so limits of texts stand in the documentation and in refusals, and of a tool
-        that only reads nothing is said which the protocol takes for granted then.
+        Every byte is paid for by every agent, so limits of texts stand in the documentation and in refusals, as does that an
+        unknown argument is refused; and of a tool that only reads nothing is said which the protocol takes for granted then.
         """
         hints = {"destructiveHint": self.destructive, "idempotentHint": self.idempotent}
         return {
             "name": self.name,
             "title": self.title,
             "description": self.description,
-            "inputSchema": without_limits(self.input_schema),
+            "inputSchema": {k: v for k, v in without_limits(self.input_schema).items() if k != "additionalProperties"},
             "outputSchema": self.output_schema,
             "annotations": {
                 "readOnlyHint": self.read_only,
@@ -146,10 +146,9 @@ class Tool:
 
         Further arguments are taken all the same, so the schema does not forbid them.
         """
-        schema = without_limits(self.input_schema)
+        schema = dict(self.listing["inputSchema"])
         if self.core_arguments:
             schema["properties"] = {name: schema["properties"][name] for name in self.core_arguments}
-        del schema["additionalProperties"]
         hints = {"readOnlyHint": True} if self.read_only else {"destructiveHint": self.destructive}
         listing = {**self.listing, "inputSchema": schema, "annotations": hints}
         del listing["outputSchema"]

@@ -386,6 +386,31 @@ class JobAnswer:
 
 
 @dataclass(frozen=True)
+class HostWhy:
+    """What one host lacks for a job. `fits`: it would do now; then caps, the queue or those before it are in the way."""
+
+    host: str
+    fits: bool
+    blockers: list[BlockerAnswer]
+
+
+@dataclass(frozen=True)
+class ExplainAnswer:
+    """Why a job stands where it stands. `blockers` are the very values that the last pass decided with."""
+
+    job_id: str
+    state: str
+    summary: str
+    blockers: list[BlockerAnswer]
+    queue_position: int | None  # 1 = next
+    starts_by: str | None  # when all that is in its way ends by itself, where that is known of all of it
+    attempts: list[str]
+    next_actions: list[str]
+    hosts: list[HostWhy] = field(default_factory=list)  # with detail
+    hosts_left_out: int = 0
+
+
+@dataclass(frozen=True)
 class JobRow:
     """A job in a list."""
 

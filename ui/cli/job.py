@@ -35,6 +35,8 @@ def configure(parser: Parser, _: str) -> None:
     listing.add_argument("--cursor", help="go on where an earlier list ended")
 
     _on_job(parser, "show", act_show, "one job with its attempts and why it waits")
+    explain = _on_job(parser, "explain", act_explain, "why a job waits, or how it ended, and what would help")
+    explain.add_argument("--detail", action="store_true", help="also each host, and what fails there")
     wait = _on_job(parser, "wait", act_wait, "wait until a job is over; exit with its code")
     wait.add_argument(
         "--timeout", type=ask.number, metavar="S", help="give up after so many seconds (exit code 1); the job goes on"
@@ -169,6 +171,27 @@ def act_show(args: argparse.Namespace) -> int:
         show.as_json(job)
     else:
         tell(job)
+    return 0
+
+
+def act_explain(args: argparse.Namespace) -> int:
+    answer = ask.client(args).call_tool("explain_job", {"job_id": args.job, "detail": args.detail or None})
+    if args.json:
+        show.as_json(answer)
+        return 0
+    show.out(show.ours(answer["summary"]))
+    show.blockers(answer)
+    if answer.get("starts_by"):
+        show.out(f"it starts by {clock(answer['starts_by'])} at the latest")
+    for attempt in answer["attempts"]:
+        show.out(show.ours(attempt))
+    for host in answer.get("hosts", ()):
+        why = "; ".join(show.ours(b["message"]) for b in host["blockers"]) or "would do now"
+        show.out(f"  {show.cell(host['host'])}: {why}")
+    if answer.get("hosts_left_out"):
+        show.out(f"  and {answer['hosts_left_out']} more hosts")
+    for step in answer["next_actions"]:
+        show.out(f"next: {show.ours(step)}")
     return 0
 
 

@@ -44,7 +44,7 @@ GLOSSARY = {
     "启动": "start starting", "别让": "keep from", "暂停": "hold", "挂起": "held", "继续": "go on", "掉线": "lost link",
     "在线": "on line", "驱动": "driver", "版本": "version", "共用": "share", "谁": "who", "事件": "event",
     "发生": "happened", "昨天晚上": "history since", "现在": "now", "还有": "", "几张": "how many", "多少": "how many",
-    "哪些": "which", "哪台": "which", "优先级": "priority", "处理器": "processor", "调高": "raise", "改成": "change", "改": "change", "时间限制": "hours time limit", "冻结": "freeze suspend",
+    "哪些": "which", "哪台": "which", "优先级": "priority", "处理器": "processor", "调高": "raise", "解释": "explain", "怎样": "what help", "改成": "change", "改": "change", "时间限制": "hours time limit", "冻结": "freeze suspend",
     "留着": "keep", "磁盘": "disk",
 }  # fmt: skip
 _LONGEST = max(map(len, GLOSSARY))

@@ -145,6 +145,21 @@ def total_cotenant(n: int) -> Result:
         return {"total s": took, "submitted s": submitted}
 
 
+def total_array(n: int) -> Result:
+    """The same number of commands as one array: one call, and the server makes the jobs as places come free."""
+    with Cotenant() as there:
+        client = there.client()
+        client.call_tool("quota_status")
+        began = time.monotonic()
+        job = client.call_tool("submit_job", {"command": [TRUE], "gpus": 0, "array": n})["job_id"]
+        submitted = time.monotonic() - began
+        while (end := client.call_tool("wait_job", {"job_id": job}, wait_s=45))["state"] not in ("succeeded", "failed"):
+            pass
+        took = time.monotonic() - began
+        assert end["array"]["succeeded"] == n, end["array"]
+        return {"total s": took, "submitted s": submitted}
+
+
 def hyperqueue(python: str, *words: str) -> Result:
     said = subprocess.run(
         [python, str(HERE / "jobs_hq.py"), *words], capture_output=True, text=True, timeout=300, check=True
@@ -221,7 +236,9 @@ def main() -> None:
         if options.hq:
             totals["HyperQueue"] = lambda: hyperqueue(options.hq, "total", str(options.n), stamp)
             waits["HyperQueue"] = lambda: hyperqueue(options.hq, "latency", str(options.latency), stamp)
+            totals["HyperQueue, one array"] = lambda: hyperqueue(options.hq, "array", str(options.n), stamp)
         totals["cotenant"] = lambda: total_cotenant(options.n)
+        totals["cotenant, one array"] = lambda: total_array(options.n)
         waits["cotenant"] = lambda: latency_cotenant(options.latency, stamp)
         reference = "task-spooler" if shutil.which("tsp") else "subprocess.Popen"
         if options.part in ("latency", "all"):

@@ -18,7 +18,7 @@ from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
 from cotenant.server.control.leases import Leases
 from cotenant.server.deciding.decide import decide
-from cotenant.server.deciding.world import Expire, Slot, Start
+from cotenant.server.deciding.world import Expire, GiveUp, Slot, Start
 from cotenant.server.errors import Unavailable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.states import LeaseState
@@ -141,6 +141,9 @@ class Loop:
                 self._start(decision, now, of_arrays)
             elif isinstance(decision, Expire):
                 self._expire(decision)
+            elif isinstance(decision, GiveUp):
+                context.keeper.waiting.drop(decision.ask_id)
+                context.background_task(placing.give_up(context, decision.ask_id, decision.why))
         for array_id, granted in of_arrays.items():
             context.background_task(placing.start_elements(context, array_id, granted, now))
         context.keeper.settled()

@@ -9,7 +9,7 @@ import sqlite3
 from dataclasses import replace
 from typing import Final, Literal
 
-from cotenant.server.control import placing, standing
+from cotenant.server.control import conditions, placing, standing
 from cotenant.server.control.context import Context, check_request_id, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
@@ -28,7 +28,7 @@ from cotenant.server.model.indices import Indices
 from cotenant.server.model.spec import JobSpec, parse_kept
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, PRIORITIES, JobState
 from cotenant.server.model.text import quoted
-from cotenant.server.store import arrays, events, jobs, requests
+from cotenant.server.store import arrays, dependencies, events, jobs, requests
 from cotenant.server.store.db import Tx, dumps
 from cotenant.server.store.views import Views
 from cotenant.server.store.worlds import needs_of
@@ -104,6 +104,11 @@ class Jobs:
         ask = Ask(job_id, "job", caller.owner, caller.name, caller.human, pool, needs_of(spec), priority, now, hours_ms)
         if many is not None:
             ask = replace(ask, count=many.size, array=job_id, array_room=many.max_parallel)
+        after, (opens, closes) = spec.after or (), conditions.window(spec.start_window, now)
+        if after or opens or closes is not None:
+            waits = context.db.peek(lambda c: conditions.resolve(Tx(c), after))
+            unmet = tuple(on.what for on in waits if not on.met)
+            ask = replace(ask, after=unmet, not_before_ms=opens, not_before_why="start_window", not_after_ms=closes)
         answer = await self._at_once(
             caller,
             ask,
@@ -134,6 +139,8 @@ class Jobs:
             "queued_at_ms": now,
             "changed_at_ms": now,
             "array_id": None if many is None else job_id,
+            "opens_at_ms": opens,
+            "closes_at_ms": closes,
         }
 
         def write(tx: Tx) -> str:
@@ -142,7 +149,9 @@ class Jobs:
                 known = jobs.find_same(tx, caller.name, same_spec, now - SAME_SPEC_MS)
             if known is not None:
                 return known
-            jobs.insert(tx, row)
+            waits = conditions.resolve(tx, after)
+            jobs.insert(tx, row | {"waits_for": sum(not on.met for on in waits)})
+            dependencies.insert(tx, job_id, waits)
             if many is not None:
                 arrays.insert(tx, job_id, many.size, Indices(((0, many.size - 1),)), many.max_parallel, many.sets())
             requests.keep(tx, caller.name, request_id, verb, digest, job_id, now)

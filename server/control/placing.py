@@ -95,6 +95,22 @@ def start_elements(context: Context, array_id: str, granted: list[Grant], now: i
     return _elements_started(context, context.db.submit(write), array_id, [lease_id for lease_id, _ in granted])
 
 
+async def give_up(context: Context, job_id: str, why: str) -> None:
+    """End a job that may not start any more: its start window closed. What has started of an array goes on."""
+    now = context.now()
+
+    def write(tx: Tx) -> None:
+        row = jobs.get(tx, job_id)
+        if row["state"] in ("queued", "held") and row["closes_at_ms"] is not None and row["closes_at_ms"] <= now:
+            jobs.end_waiting(tx, row, LOOP, now, why)
+
+    try:
+        await context.db.write(write)
+    finally:
+        context.keeper.doubt(job_id)  # it was taken out of those that wait before its end was written
+        context.wake()
+
+
 def _full_array(tx: Tx, row: sqlite3.Row) -> str | None:
     """The array of an element in the queue, if as many of it run as it allows."""
     if row["array_index"] is None:

@@ -315,6 +315,15 @@ class AttemptAnswer:
 
 
 @dataclass(frozen=True)
+class AfterAnswer:
+    """Something that must end first: a job, an element, or elements of an array (JOB.0-9)."""
+
+    job: str
+    when: str  # ok | any | failed
+    met: bool
+
+
+@dataclass(frozen=True)
 class ArrayAnswer:
     """How the elements of an array stand. Element i is job JOB_ID.i, also before it starts."""
 
@@ -383,6 +392,9 @@ class JobAnswer:
     array_index: int | None = None
     retry_of: str | None = None  # the job that this one tries again
     nodes: int = 1  # hosts; while it waits, gpus is for each of them
+    after: list[AfterAnswer] = field(default_factory=list)  # what must end first
+    not_before: str | None = None  # start window
+    not_after: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from cotenant.server.model import text
 from cotenant.server.model.arrays import ArraySpec
+from cotenant.server.model.conditions import AfterSpec, WindowSpec, read_after
 from cotenant.server.model.indices import ARRAY_MAX
 
 #: Where each field that parses but cannot be honoured yet is refused, and what to do instead.
@@ -19,8 +20,6 @@ NOT_YET: dict[str, str] = {
     "data": "Checking data paths is not possible yet: let the command check them.",
     "environment": "Preparing environments is not possible yet: call the interpreter you want in command.",
     "image": "No backend here runs containers: leave image out.",
-    "after": "Dependencies are not possible yet: wait with wait_job, then submit.",
-    "start_window": "Start windows are not possible yet: submit when it may start.",
     "health_check": "Health checks are not possible yet: let the command check itself.",
     "outputs": "Bringing outputs back is not possible yet: write them to a directory that you know.",
     "cleanup": "Cleaning up is not possible yet: nothing of yours is removed.",
@@ -138,8 +137,18 @@ class JobSpec(_Strict):
         description="many of it: n, or {n | params: [{NAME: value}] | grid: {NAME: [values]}, max_parallel};"
         " {index}, {NAME} in command, env, config",
     )
-    after: tuple[Any, ...] | dict[str, Any] | None = None
-    start_window: dict[str, Any] | str | None = None
+    after: Annotated[
+        tuple[AfterSpec, ...] | None,
+        BeforeValidator(read_after),
+        WithJsonSchema({"type": ["array", "null"], "items": {"type": ["string", "object"]}}),
+    ] = Field(
+        default=None,
+        max_length=1000,
+        description="jobs that must end first: ids, elements job_x.0-9, or {job, when: ok|any|failed}",
+    )
+    start_window: Annotated[WindowSpec | None, WithJsonSchema({"type": ["object", "null"]})] = Field(
+        default=None, description="{not_before, not_after}: ISO times or seconds from now; given up when it closes"
+    )
     health_check: dict[str, Any] | None = None
     cleanup: dict[str, Any] | str | None = None
     outputs: tuple[str, ...] | None = None

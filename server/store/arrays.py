@@ -167,6 +167,16 @@ def living(tx: Tx, array_id: str) -> list[sqlite3.Row]:
     )
 
 
+def states(connection: sqlite3.Connection, array_id: str, first: int, last: int) -> dict[str, int]:
+    """How many of the elements `first` to `last` that have started are in each state."""
+    rows = connection.execute(
+        "SELECT state, count(*) FROM job INDEXED BY one_job_per_element WHERE array_id = ? AND array_index BETWEEN ? AND ?"
+        " GROUP BY state",
+        (array_id, first, last),
+    )
+    return {row[0]: row[1] for row in rows}
+
+
 def note(tx: Tx, array_id: str, others: bool) -> None:
     """Tell that an array's counts moved. `others`: its elements in the queue have another number of places left."""
     tx.dirty.add(("job", array_id))

@@ -408,6 +408,13 @@ def tell(job: Answer) -> None:
             ("suspended" if job.get("suspended_s") else "held", job.get("held_reason")),
             ("stood still", show.span(job["suspended_s"]) if job.get("suspended_s") else None),
             ("in line", job.get("queue_position")),
+            (
+                "after",
+                " ".join(f"{on['job']}:{on['when']}{' (met)' if on['met'] else ''}" for on in job.get("after", ())),
+            ),
+            ("not before", clock(job.get("not_before"))),
+            ("not after", clock(job.get("not_after"))),
+            ("retry of", job.get("retry_of")),
         ]
     )
     show.blockers(job)

@@ -102,6 +102,16 @@ def configure(parser: Parser, _: str) -> None:
     runs.add_argument(
         "--resume-arg", metavar="TEXT", help="argument that takes the checkpoint's path, such as --resume={path}"
     )
+    when = submit.add_argument_group("when it may start")
+    when.add_argument(
+        "--after",
+        action="append",
+        default=[],
+        metavar="JOB[:ok|any|failed]",
+        help="once that job, element (JOB.3) or range (JOB.0-9) has ended so (ok); may be repeated",
+    )
+    when.add_argument("--not-before", metavar="TIME", help="not earlier: an ISO time, or seconds from now")
+    when.add_argument("--not-after", metavar="TIME", help="give up if it has not started by then")
     many = submit.add_argument_group("many of it")
     many.add_argument("--array", type=int, metavar="N", help="run it N times, with {index} from 0 to N-1")
     many.add_argument(
@@ -209,6 +219,8 @@ def specification(args: argparse.Namespace, *, here: bool) -> Answer:
         "preemptible": False if args.not_preemptible else None,
         "checkpoint": _checkpoint(args),
         "array": _array(args, spec),
+        "after": _after(args.after),
+        "start_window": _window(args),
     }
     spec |= {key: value for key, value in found.items() if value is not None}
     return spec
@@ -238,6 +250,29 @@ def read_json(path: str) -> Any:
         raise Usage(f"{path} cannot be read: {exc.strerror}.") from exc
     except ValueError as exc:
         raise Usage(f"{path} is not JSON: {exc}.") from exc
+
+
+def _after(words: list[str]) -> list[Answer] | None:
+    out = []
+    for word in words:
+        job, colon, when = word.partition(":")
+        if colon and when not in ("ok", "any", "failed"):
+            raise Usage(f"--after {word}: after the colon comes ok, any or failed.")
+        out.append({"job": job, "when": when or "ok"})
+    return out or None
+
+
+def _window(args: argparse.Namespace) -> Answer | None:
+    """Times as they are, numbers as seconds from now."""
+    found: Answer = {}
+    for name in ("not_before", "not_after"):
+        text = getattr(args, name)
+        if text is not None:
+            try:
+                found[name] = float(text)
+            except ValueError:
+                found[name] = text
+    return found or None
 
 
 def _array(args: argparse.Namespace, spec: Answer) -> Answer | None:

@@ -14,7 +14,7 @@ from cotenant.server.model.caller import Caller
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_FINAL, TASK_STATUS, JobState
 from cotenant.server.model.text import clean, mask, signal_name
-from cotenant.server.store import arrays
+from cotenant.server.store import arrays, dependencies
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store import ranks as rank_rows
 from cotenant.server.store.views.arrays import array_answer, find_unstarted, hint_for, index_of, no_such_array
@@ -154,7 +154,14 @@ class JobViews(View):
             array_id=row["array_id"] if row["array_index"] is not None else None,
             array_index=row["array_index"],
             retry_of=row["retry_of"] if row["array_index"] is None else None,
+            after=[] if row["array_index"] is not None else self._after(row["id"]),
+            not_before=iso_or_none(row["opens_at_ms"] or None),
+            not_after=iso_or_none(row["closes_at_ms"]),
         )
+
+    def _after(self, job_id: str) -> list[a.AfterAnswer]:
+        waits = self._c.db.peek(lambda c: dependencies.of_job(c, job_id))
+        return [a.AfterAnswer(on.what, on.needs, on.met) for on in waits]
 
     def _blockers(self, row: Any) -> tuple[Blocker, ...]:
         found: tuple[Blocker, ...] = self._c.keeper.waiting.blockers(row["id"])

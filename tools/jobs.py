@@ -21,6 +21,7 @@ from cotenant.tools.words import (
     Cursor,
     HolderFilter,
     HostFilter,
+    IndicesOf,
     JobId,
     OwnerFilter,
     PoolFilter,
@@ -228,6 +229,7 @@ async def _as_task(call: Call, subject: str, since: str, max_wait_s: float) -> N
 async def cancel_job(
     call: Call,
     job_id: JobId,
+    indices: IndicesOf = None,
     confirm_token: Annotated[
         str | None, Field(min_length=1, max_length=128, description="from the first call's answer; not for inventing")
     ] = None,
@@ -248,18 +250,23 @@ async def cancel_job(
             return await _not_cancelled(call, job_id, reply.yes)
         confirm_token = reply.state
     try:
-        return await jobs.cancel(call.caller, job_id, confirm_token=confirm_token, reason=reason, request_id=request_id)
+        return await jobs.cancel(
+            call.caller, job_id, confirm_token=confirm_token, reason=reason, request_id=request_id, indices=indices
+        )
     except ConfirmationRequired:
         if confirm_token is not None:
             raise
-    token, until = await call.control.confirmations.mint(call.caller, "cancel_job", job_id)
+    name, target = jobs.meant(job_id, indices)
+    token, until = await call.control.confirmations.mint(call.caller, "cancel_job", name, target)
     job = await call.control.views.get_job(call.caller, job_id)
     loses = _what_is_lost(job)
     if call.peer.can_ask():
-        yes = await call.peer.ask(f"Cancel job {job_id} ({text.quoted(job.name)}, {job.state})? {loses}", token)
+        yes = await call.peer.ask(f"Cancel job {name[:200]} ({text.quoted(job.name)}, {job.state})? {loses}", token)
         if not yes:
             return await _not_cancelled(call, job_id, yes)
-        return await jobs.cancel(call.caller, job_id, confirm_token=token, reason=reason, request_id=request_id)
+        return await jobs.cancel(
+            call.caller, job_id, confirm_token=token, reason=reason, request_id=request_id, indices=indices
+        )
     return CancelAnswer(
         job_id=job_id,
         status="confirmation_required",
@@ -272,6 +279,8 @@ async def cancel_job(
 
 def _what_is_lost(job: JobAnswer) -> str:
     """A plain sentence of what a cancel will do."""
+    if job.array is not None:
+        return "What has not started never will, what runs is stopped, and what that has not saved is lost."
     if job.state in JOB_WAITING:
         return "The job has not started; it will leave the queue for good."
     ran = f" after {job.running_s} s" if job.running_s is not None else ""
@@ -285,14 +294,21 @@ async def _not_cancelled(call: Call, job_id: str, answer: bool | None) -> Cancel
 
 
 @tool(title="Run a job again", scope="write", brief=True)
-async def retry_job(call: Call, job_id: JobId, request_id: RequestId = None) -> JobAnswer:
+async def retry_job(
+    call: Call,
+    job_id: JobId,
+    only: Annotated[Literal["failed"] | None, Field(description="of an array: only what failed")] = None,
+    indices: IndicesOf = None,
+    request_id: RequestId = None,
+) -> JobAnswer:
     """Run an ended job once more, with the same spec, as a new job. It starts from zero, not from a checkpoint.
 
     Use it after you mended what made it fail outside the spec (data, a full disk); for another command or other
     settings use submit_job. Returns the new job; its lease, fence and attempts are its own. A held job is released
-    instead and stays the same job. Refused with not_final: it has not ended yet, so wait_job, or cancel_job first.
+    instead and stays the same job. Of an array the elements that are meant become a new array, under the same indices.
+    Refused with not_final: it has not ended yet, so wait_job, or cancel_job first.
     """
-    return await call.control.jobs.retry(call.caller, job_id, request_id=request_id)
+    return await call.control.jobs.retry(call.caller, job_id, only=only, indices=indices, request_id=request_id)
 
 
 @tool(title="Change a job: priority, needs, pool", scope="write", idempotent=True, brief=True)
@@ -334,6 +350,7 @@ async def hold_job(
     call: Call,
     job_id: JobId,
     suspend: Annotated[bool, Field(description="freeze a running job's processes where they stand")] = False,
+    indices: IndicesOf = None,
     reason: Reason = "",
     request_id: RequestId = None,
 ) -> JobAnswer:
@@ -342,13 +359,17 @@ async def hold_job(
     A suspended job keeps its cards and their memory and goes on counting against your quota; only its time limit stands
     still, at most max_suspend_h, then it goes on by itself. Refused with not_waiting: it runs and suspend was not given.
     """
-    return await call.control.jobs.hold(call.caller, job_id, reason, suspend=suspend, request_id=request_id)
+    return await call.control.jobs.hold(
+        call.caller, job_id, reason, suspend=suspend, request_id=request_id, indices=indices
+    )
 
 
 @tool(title="Let a held or suspended job go on", scope="write", idempotent=True, brief=True)
-async def release_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> JobAnswer:
+async def release_job(
+    call: Call, job_id: JobId, indices: IndicesOf = None, reason: Reason = "", request_id: RequestId = None
+) -> JobAnswer:
     """Put a held job back into its queue, or resume (continue) a suspended one. Harmless for any other.
 
     To give cards back use release_lease; to run an ended job again use retry_job.
     """
-    return await call.control.jobs.unhold(call.caller, job_id, reason, request_id=request_id)
+    return await call.control.jobs.unhold(call.caller, job_id, reason, request_id=request_id, indices=indices)

@@ -27,3 +27,6 @@ OwnerFilter = Annotated[str | None, Field(max_length=128, description="only of t
 HolderFilter = Annotated[str | None, Field(max_length=128, description="only of this caller, by name")]
 Cursor = Annotated[str | None, Field(max_length=400, description="cursor of the answer before, to go on there")]
 Since = Annotated[str | None, Field(max_length=400, description="ISO 8601 time: only from then on")]
+IndicesOf = Annotated[
+    str | None, Field(min_length=1, max_length=4000, description="of an array: only these elements, as 3-9,12")
+]

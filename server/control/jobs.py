@@ -9,7 +9,7 @@ import sqlite3
 from dataclasses import replace
 from typing import Final, Literal
 
-from cotenant.server.control import conditions, placing, standing
+from cotenant.server.control import conditions, elements, placing, standing
 from cotenant.server.control.context import Context, check_request_id, said, secret_refused
 from cotenant.server.control.leases import Leases, Progress, not_yours
 from cotenant.server.control.logs import Logs
@@ -24,7 +24,7 @@ from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, C
 from cotenant.server.model.answers import CancelAnswer, JobAnswer, RankAnswer, SignalAnswer
 from cotenant.server.model.arrays import of_element
 from cotenant.server.model.caller import Caller, may_operate, owns
-from cotenant.server.model.indices import Indices
+from cotenant.server.model.indices import ALL_INDICES, Indices
 from cotenant.server.model.spec import JobSpec, parse_kept
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, PRIORITIES, JobState
 from cotenant.server.model.text import quoted
@@ -65,10 +65,12 @@ class Jobs:
         dry_run: bool = False,
         on_progress: Progress | None = None,
         again: str | None = None,
+        part: elements.Part | None = None,
     ) -> JobAnswer:
         """Take a job in. It starts when the loop says so; with `wait_s` the answer waits for its end, 45 s at most.
 
-        `again` names the job that is tried once more: the request is then a retry of it, not a submit.
+        `again` names the job that is tried once more: the request is then a retry of it, not a submit; of an array's
+        elements those of `part`.
 
         Raises:
             BadRequest: a value cannot be meant, or looks like a secret.
@@ -93,17 +95,19 @@ class Jobs:
         context.check_priority(caller, priority)
         hours_ms, hours_from = context.hours_ms(pool, spec.hours)
         text = _kept_text(spec)
-        same_spec = requests.args_hash("spec", text)
+        same_spec = requests.args_hash("spec", text if part is None else [text, part.name])
         many = spec.many
         if many is not None:
             text = _kept_text(spec.model_copy(update={"array": many.kept()}))
         verb = "submit_job" if again is None else "retry_job"
-        digest = requests.args_hash(verb, [text, when_full] if again is None else again)
+        digest = requests.args_hash(verb, [text, when_full] if again is None else again if part is None else part.name)
         now = context.now()
         job_id = context.ids.new("job", now)
         ask = Ask(job_id, "job", caller.owner, caller.name, caller.human, pool, needs_of(spec), priority, now, hours_ms)
         if many is not None:
-            ask = replace(ask, count=many.size, array=job_id, array_room=many.max_parallel)
+            ask = replace(
+                ask, count=many.size if part is None else len(part.which), array=job_id, array_room=many.max_parallel
+            )
         after, (opens, closes) = spec.after or (), conditions.window(spec.start_window, now)
         if after or opens or closes is not None:
             waits = context.db.peek(lambda c: conditions.resolve(Tx(c), after))
@@ -139,6 +143,8 @@ class Jobs:
             "queued_at_ms": now,
             "changed_at_ms": now,
             "array_id": None if many is None else job_id,
+            "retry_of": again,
+            "message": None if part is None else f"tries elements {str(part.which)[:300]} of {part.array_id} again",
             "opens_at_ms": opens,
             "closes_at_ms": closes,
         }
@@ -152,12 +158,14 @@ class Jobs:
             waits = conditions.resolve(tx, after)
             jobs.insert(tx, row | {"waits_for": sum(not on.met for on in waits)})
             dependencies.insert(tx, job_id, waits)
-            if many is not None:
+            if part is not None:
+                arrays.insert_again(tx, job_id, arrays.get(tx, part.array_id), part.which)
+            elif many is not None:
                 arrays.insert(tx, job_id, many.size, Indices(((0, many.size - 1),)), many.max_parallel, many.sets())
             requests.keep(tx, caller.name, request_id, verb, digest, job_id, now)
             events.append(
                 tx, "job.submitted", caller, now, job_id=job_id, pool=pool, new="queued", request_id=request_id,
-                args={"gpus": spec.gpus_min, "priority": spec.priority} | ({} if many is None else {"array": many.size}),
+                args={"gpus": spec.gpus_min, "priority": spec.priority} | ({} if many is None else {"array": ask.count}),
             )  # fmt: skip
             return job_id
 
@@ -265,9 +273,11 @@ class Jobs:
 
     async def cancel(
         self, caller: Caller, job_id: str, *, confirmed: bool = False, confirm_token: str | None = None, request_id: str | None = None,
-        reason: str = "",
+        reason: str = "", indices: str | None = None,
     ) -> CancelAnswer:  # fmt: skip
-        """Cancel a job. An agent is asked twice: pass `confirmed` where a door asked, or the token it was given.
+        """Cancel a job, or of an array the elements of `indices`.
+
+        An agent is asked twice: pass `confirmed` where a door asked, or the token it was given.
 
         Raises:
             ConfirmationRequired: neither was given and the caller's token does not spare it (autopilot).
@@ -277,16 +287,22 @@ class Jobs:
         context, now = self._context, self._context.now()
         reason = said(reason, "reason", 500)
 
+        part = context.db.peek(lambda c: elements.part_of(Tx(c), job_id, indices))
+        target, name = (job_id, job_id) if part is None else (part.array_id, part.name)
+        stopping: list[str] = []
+
         def write(tx: Tx) -> tuple[str, str]:
-            row = self._own(tx, caller, job_id)
+            row = self._own(tx, caller, target)
             known = requests.find(
-                tx, caller.name, request_id, "cancel_job", requests.args_hash("cancel_job", [job_id, reason])
+                tx, caller.name, request_id, "cancel_job", requests.args_hash("cancel_job", [name, reason])
             )
             if row["state"] in JOB_FINAL:
                 # a repeat of the request that ended it is answered as the first was
                 return "cancelled" if known and row["state"] == "cancelled" else "already_final", row["state"]
             if known or (row["stop_reason"] == "cancel" and (row["state"] == "stopping" or arrays.is_array(row))):
                 return "stopping", row["state"]
+            if part is not None and elements.is_over(tx, part):
+                return "already_final", row["state"]
             how = (
                 "autopilot"
                 if caller.autopilot
@@ -298,22 +314,40 @@ class Jobs:
             )
             if not how:
                 if confirm_token is None:
-                    raise ConfirmationRequired(f"{job_id} is {row['state']}", data={"state": row["state"]})
-                requests.spend(tx, caller.name, "cancel_job", job_id, row["state"], confirm_token, now)
+                    raise ConfirmationRequired(f"{target} is {row['state']}", data={"state": row["state"]})
+                requests.spend(tx, caller.name, "cancel_job", name, row["state"], confirm_token, now)
                 how = "twice"
-            requests.once(tx, caller.name, request_id, "cancel_job", [job_id, reason], job_id, now)
-            return order_stop(tx, caller, row, "cancel", now, confirmed=how, why=reason, request_id=request_id)
+            requests.once(tx, caller.name, request_id, "cancel_job", [name, reason], target, now)
+            if part is None:
+                return order_stop(tx, caller, row, "cancel", now, confirmed=how, why=reason, request_id=request_id)
+            _, found = elements.cancel(tx, caller, row, part, now, confirmed=how, why=reason, request_id=request_id)
+            stopping.extend(found)
+            return "stopping" if found else "cancelled", str(jobs.get(tx, target)["state"])
 
         status, state = await context.db.write(write)
         context.wake()
-        if status == "stopping":
+        if part is not None:
+            await asyncio.gather(*map(self.carry_out_stop, stopping))
+        elif status == "stopping":
             await self.carry_out_stops(job_id)
+        what = "The job" if part is None else f"What waited of {name[:200]}"
         said_it = {
-            "already_final": f"The job had ended before: {state}.",
+            "already_final": f"The job had ended before: {state}."
+            if part is None
+            else f"Nothing of {name[:200]} waits or runs.",
             "stopping": "Its processes are being stopped; wait_job tells when they are gone.",
-            "cancelled": "The job is cancelled.",
+            "cancelled": f"{what} is cancelled.",
         }[status]
-        return CancelAnswer(job_id=job_id, status=status, state=state, message=said_it)
+        return CancelAnswer(job_id=target, status=status, state=state, message=said_it)
+
+    def meant(self, job_id: str, indices: str | None) -> tuple[str, str]:
+        """(what a confirmation is bound to, the job whose state it is bound to).
+
+        Raises:
+            BadRequest: indices of what is no array, or none at all.
+        """
+        part = self._context.db.peek(lambda c: elements.part_of(Tx(c), job_id, indices))
+        return (job_id, job_id) if part is None else (part.name, part.array_id)
 
     async def carry_out_stops(self, job_id: str) -> None:
         """Pass the ordered stops of a job, or of all elements of an array, to their hosts."""
@@ -335,33 +369,38 @@ class Jobs:
                 context, row["id"], row["host"], row["stop_reason"], json.loads(row["spec"]).get("stop_grace_s", 10)
             )
 
-    async def retry(self, caller: Caller, job_id: str, *, request_id: str | None = None) -> JobAnswer:
+    async def retry(
+        self, caller: Caller, job_id: str, *, only: str | None = None, indices: str | None = None, request_id: str | None = None
+    ) -> JobAnswer:  # fmt: skip
         """A final job once more, as a new job with the same spec; a held one is released.
 
-        Without a request_id a repeat within 180 s answers the new job while that is not final.
+        Of an array all elements, those of `indices`, or with `only="failed"` those that failed: a new array with just
+        these, under the same indices. Without a request_id a repeat within 180 s answers the new job while that is not final.
+
+        Raises:
+            Conflict: it, or an element that is meant, is not over.
         """
         context = self._context
         check_request_id(request_id)
-        digest = requests.args_hash("retry_job", job_id)
-        row = context.db.peek(lambda c: jobs.get(Tx(c), job_id))
+        part = context.db.peek(lambda c: elements.to_retry(Tx(c), job_id, only, indices))
+        row = context.db.peek(lambda c: jobs.get(Tx(c), job_id if part is None else part.array_id))
+        digest = requests.args_hash("retry_job", job_id if part is None else part.name)
         if not owns(caller, owner=row["owner"], name=row["caller"]):
             raise not_yours(job_id)
         known = context.db.peek(lambda c: requests.find(Tx(c), caller.name, request_id, "retry_job", digest))
         if known is not None:  # whatever has become of it since
             return replace(await self._views.get_job(caller, known), deduplicated=True)
-        if row["array_id"] is not None:
-            raise Conflict(f"{job_id} is of an array; retrying arrays is not possible yet",
-                           hint="Submit the elements that you need again.")  # fmt: skip
-        if row["state"] == "held":
+        if part is None and row["state"] == "held":
             return await self._unhold(caller, job_id, "retry", request_id, "retry_job", digest)
-        if row["state"] not in JOB_FINAL:
+        if part is None and row["state"] not in JOB_FINAL:
             raise Conflict(
                 f"{job_id} is {row['state']} and not over",
                 code="not_final",
                 hint="Wait for its end, or cancel_job first.",
             )
-        spec = parse_kept(row["spec"])
-        return await self.submit(caller, spec, request_id=request_id, again=job_id)
+        # what it waited for, and its time, are past
+        spec = parse_kept(row["spec"]).model_copy(update={"after": None, "start_window": None})
+        return await self.submit(caller, spec, request_id=request_id, again=job_id, part=part)
 
     async def signal(self, caller: Caller, job_id: str, signal: str, *, request_id: str | None = None) -> SignalAnswer:
         """Send a signal to the processes of a running job: see `signalling.Signalling.signal`."""
@@ -370,9 +409,12 @@ class Jobs:
     # ---- holding
 
     async def hold(
-        self, caller: Caller, job_id: str, reason: str, *, suspend: bool = False, request_id: str | None = None
-    ) -> JobAnswer:
+        self, caller: Caller, job_id: str, reason: str, *, suspend: bool = False, request_id: str | None = None,
+        indices: str | None = None,
+    ) -> JobAnswer:  # fmt: skip
         """Keep a waiting job from starting; with `suspend` a running one's processes stand still, and keep their cards.
+
+        Of an array only the elements of `indices`, where these are given.
 
         Raises:
             Conflict: it runs and `suspend` was not said, or it cannot be suspended (now).
@@ -381,11 +423,17 @@ class Jobs:
         check_request_id(request_id)
         context, now = self._context, self._context.now()
         reason = said(reason, "reason", 500)
-        args = [job_id, reason, *(["suspend"] if suspend else [])]
+        part = context.db.peek(lambda c: elements.part_of(Tx(c), job_id, indices))
+        target, name = (job_id, job_id) if part is None else (part.array_id, part.name)
+        args = [name, reason, *(["suspend"] if suspend else [])]
+        why = f"held by {caller.name}{f': {quoted(reason, 300)}' if reason else ''}"
 
         def write(tx: Tx) -> None:
-            row = self._own(tx, caller, job_id)
-            if requests.once(tx, caller.name, request_id, "hold_job", args, job_id, now):
+            row = self._own(tx, caller, target)
+            if requests.once(tx, caller.name, request_id, "hold_job", args, target, now):
+                return
+            if part is not None:
+                elements.hold(tx, caller, row, part, now, reason, why, request_id)
                 return
             if row["state"] == "held":
                 return
@@ -399,13 +447,9 @@ class Jobs:
                     hint="With suspend=true its processes stand still and it keeps its cards; cancel_job ends it." if runs
                     else "get_job shows where it stands.",
                 )  # fmt: skip
-            jobs.move(
-                tx,
-                job_id,
-                JobState.HELD,
-                now,
-                held_reason=f"held by {caller.name}{f': {quoted(reason, 300)}' if reason else ''}",
-            )
+            if arrays.is_array(row):
+                elements.hold_waiting(tx, caller, job_id, ALL_INDICES, now, reason, why)
+            jobs.move(tx, job_id, JobState.HELD, now, held_reason=why)
             events.append(tx, "job.held", caller, now, owner=row["owner"], job_id=job_id, old=row["state"], new="held", reason=reason,
                           request_id=request_id)  # fmt: skip
 
@@ -415,17 +459,30 @@ class Jobs:
         return await self._views.get_job(caller, job_id)
 
     async def unhold(
-        self, caller: Caller, job_id: str, reason: str = "", *, request_id: str | None = None
+        self,
+        caller: Caller,
+        job_id: str,
+        reason: str = "",
+        *,
+        request_id: str | None = None,
+        indices: str | None = None,
     ) -> JobAnswer:
-        """Let a held job queue again, at its old place, counts of quick failures start anew; a suspended one goes on."""
+        """Let a held job queue again, at its old place, counts of quick failures start anew; a suspended one goes on.
+
+        Of an array everything that is on hold, or only the elements of `indices`.
+        """
         check_request_id(request_id)
         reason = said(reason, "reason", 500)
-        digest = requests.args_hash("release_job", [job_id, reason])
-        return await self._unhold(caller, job_id, reason, request_id, "release_job", digest)
+        part = self._context.db.peek(lambda c: elements.part_of(Tx(c), job_id, indices))
+        if part is None:
+            digest = requests.args_hash("release_job", [job_id, reason])
+            return await self._unhold(caller, job_id, reason, request_id, "release_job", digest)
+        digest = requests.args_hash("release_job", [part.name, reason])
+        return await self._unhold(caller, part.array_id, reason, request_id, "release_job", digest, part.which)
 
     async def _unhold(
-        self, caller: Caller, job_id: str, reason: str, request_id: str | None, verb: str, digest: str
-    ) -> JobAnswer:
+        self, caller: Caller, job_id: str, reason: str, request_id: str | None, verb: str, digest: str, which: Indices = ALL_INDICES,
+    ) -> JobAnswer:  # fmt: skip
         context, now = self._context, self._context.now()
 
         def write(tx: Tx) -> None:
@@ -436,7 +493,9 @@ class Jobs:
             if row["state"] in ("running", "suspended"):
                 standing.order(tx, caller, row, "resume", now, why=reason, request_id=request_id)
                 return
-            if row["state"] != "held":
+            if arrays.is_array(row):
+                elements.release(tx, caller, row, which, now, reason, request_id)
+            if row["state"] != "held" or which is not ALL_INDICES:
                 return
             jobs.move(tx, job_id, JobState.QUEUED, now, held_reason=None, quick_failures=0, not_before_ms=0,
                       attempts_left=max(1, row["attempts_left"]))  # fmt: skip

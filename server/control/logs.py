@@ -8,13 +8,16 @@ from typing import Final
 
 from cotenant.hostd.protocol import LogPage
 from cotenant.server.backends.base import Host, HostRefused
+from cotenant.server.control import elements
 from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Context
 from cotenant.server.errors import BadRequest, Conflict, Forbidden, NotFound, OutcomeUnknown, Unreachable
 from cotenant.server.model.answers import LogAnswer
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.text import clean, mask
-from cotenant.server.store import ranks
+from cotenant.server.store import arrays, ranks
+from cotenant.server.store.db import Tx
+from cotenant.server.store.views.arrays import find_unstarted, no_such_job
 
 LINES_MAX: Final = 2000
 #: One page from the host; with 2,000 characters a line at most an answer stays well under a frame.
@@ -66,10 +69,18 @@ class Logs:
         )
         job, attempts = found
         if job is None:
-            raise NotFound(f'there is no job "{clean(job_id, 64)}"', code="no_such_job", hint="list_jobs shows yours.")
+            job = context.db.peek(lambda c: find_unstarted(c, job_id))
+            if job is None:
+                raise context.db.peek(lambda c: no_such_job(c, job_id))
         if not self._auth.sees_inside(caller, owner=job["owner"], name=job["caller"], pool=job["pool"]):
             raise Forbidden(
                 "this log belongs to another owner", code="not_visible", hint="get_job shows what everybody may see."
+            )
+        if arrays.is_array(job):
+            which = context.db.peek(lambda c: elements.describe(Tx(c), job_id))
+            raise BadRequest(
+                f"{job_id} is an array; each of its elements has a log of its own",
+                hint=f"Give the id of one of them. {which[:1].upper()}{which[1:]}.",
             )
         offset: int | None = None
         attempt_id = None

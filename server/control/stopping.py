@@ -8,7 +8,7 @@ from cotenant.server.clock import iso
 from cotenant.server.control.context import Context
 from cotenant.server.errors import Conflict
 from cotenant.server.model.caller import Caller
-from cotenant.server.model.indices import ARRAY_MAX, Indices
+from cotenant.server.model.indices import ALL_INDICES
 from cotenant.server.model.states import JOB_ACTIVE, JOB_FINAL, AttemptState, JobState
 from cotenant.server.store import arrays, events, jobs, requests
 from cotenant.server.store.db import Tx
@@ -67,7 +67,7 @@ def _order_array(
             order_stop(tx, by, element, reason, now, confirmed=confirmed, why=why)
     current = jobs.get(tx, row["id"])
     if current["state"] not in JOB_FINAL:
-        jobs.drop_elements(tx, current, Indices(((0, ARRAY_MAX),)), by, now, said)
+        jobs.drop_elements(tx, current, ALL_INDICES, by, now, said)
     state = str(jobs.get(tx, row["id"])["state"])
     return ("cancelled" if state in JOB_FINAL else "stopping"), state
 
@@ -79,8 +79,9 @@ class Confirmations:
         self._context = context
         self._open: dict[tuple[str, str, str], tuple[str, int]] = {}  # (caller, act, object) -> (secret, until)
 
-    async def mint(self, caller: Caller, act: str, object_id: str) -> tuple[str, str]:
-        """(token, until when it may be given back as ISO time). The object's state now is part of the question.
+    async def mint(self, caller: Caller, act: str, object_id: str, job_id: str | None = None) -> tuple[str, str]:
+        """(token, until when it may be given back as ISO time). The object's state now is part of the question; of a part of
+        a job (`object_id` names it) that is the state of the job.
 
         Whoever asks again before it was answered gets the same question with a new time, and no row more. The tokens
         themselves are only in memory: after a restart a question is asked anew, and an old answer still counts.
@@ -92,7 +93,7 @@ class Confirmations:
         fresh = f"yes_{context.ids.secret(16)}"
 
         def write(tx: Tx) -> tuple[str, int]:
-            row = jobs.get(tx, object_id)
+            row = jobs.get(tx, job_id or object_id)
             if row["state"] in JOB_FINAL:
                 raise Conflict(f"{object_id} has ended already: {row['state']}", code="already_final")
             if known is not None:

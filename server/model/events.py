@@ -38,6 +38,8 @@ EVENT_TYPES: dict[str, str] = {
     "job.failed": "the job ended otherwise; `args` hold the class",
     "job.cancelled": "the job was cancelled",
     "job.array_stopping": "an array was cancelled: what has not started never will, what runs is being stopped",
+    "job.elements_held": "elements of an array were put on hold before they started; `args` hold their indices",
+    "job.elements_unheld": "elements of an array that were on hold may start; `args` hold their indices",
     "job.elements_cancelled": "elements of an array were cancelled before they started; `args` hold their indices",
     "job.abandoned": "a person gave a lost job up",
     "job.modified": "what a job asks for was changed; `args` hold the old and new values",

@@ -90,6 +90,9 @@ class Indices:
         return self.runs[at + 1][0] if at + 1 < len(self.runs) else None
 
 
+ALL_INDICES: Final = Indices(((0, ARRAY_MAX - 1),))
+
+
 def _joined(runs: Iterable[tuple[int, int]]) -> Indices:
     out: list[tuple[int, int]] = []
     for a, b in sorted(runs):

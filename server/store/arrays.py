@@ -177,6 +177,26 @@ def states(connection: sqlite3.Connection, array_id: str, first: int, last: int)
     return {row[0]: row[1] for row in rows}
 
 
+def ended(connection: sqlite3.Connection, array_id: str) -> dict[int, str]:
+    """The final state of every element that has started and is over, by index."""
+    rows = connection.execute(
+        "SELECT array_index, state FROM job INDEXED BY one_job_per_element WHERE array_id = ? AND array_index IS NOT NULL"
+        " AND state IN ('succeeded', 'failed', 'cancelled')",
+        (array_id,),
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+def newest(connection: sqlite3.Connection, array_id: str) -> list[sqlite3.Row]:
+    """Elements that are worth a look: those that live, and of the last thousand that started those that failed or ended last."""
+    return connection.execute(
+        "SELECT id, state FROM (SELECT id, state, array_index FROM job INDEXED BY one_job_per_element WHERE array_id = ?"
+        " AND array_index IS NOT NULL ORDER BY array_index DESC LIMIT 1000)"
+        " ORDER BY state <> 'failed', state IN ('succeeded', 'cancelled'), array_index DESC LIMIT 20",
+        (array_id,),
+    ).fetchall()
+
+
 def note(tx: Tx, array_id: str, others: bool) -> None:
     """Tell that an array's counts moved. `others`: its elements in the queue have another number of places left."""
     tx.dirty.add(("job", array_id))

@@ -8,7 +8,7 @@ from typing import Any
 from cotenant.server.errors import IllegalMove, NotFound, StaleFence
 from cotenant.server.model.addresses import list_of
 from cotenant.server.model.caller import LOOP, Caller
-from cotenant.server.model.indices import ARRAY_MAX, Indices
+from cotenant.server.model.indices import ALL_INDICES, Indices
 from cotenant.server.model.states import JOB_FINAL, JOB_NEXT, AttemptState, JobState
 from cotenant.server.store import arrays, dependencies, events
 from cotenant.server.store.db import Tx
@@ -123,7 +123,7 @@ def _end_waiting(
     tx: Tx, job: sqlite3.Row, by: Caller, now_ms: int, why: str, values: dict[str, Any]
 ) -> list[tuple[str, str]]:
     if arrays.is_array(job):
-        return _drop(tx, job, Indices(((0, ARRAY_MAX),)), by, now_ms, why)
+        return _drop(tx, job, ALL_INDICES, by, now_ms, why)
     _set(tx, job, JobState.CANCELLED, now_ms, {"message": why, "held_reason": None, **values})
     events.append(tx, "job.cancelled", by, now_ms, owner=job["owner"], job_id=job["id"], pool=job["pool"], old=job["state"],
                   new="cancelled", reason=why)  # fmt: skip

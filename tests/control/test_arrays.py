@@ -6,7 +6,7 @@ import pytest
 from bench import Bench
 from fakehost import Machine
 
-from cotenant.server.errors import BadRequest, NotFound
+from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError, NotFound
 from cotenant.server.model.spec import JobSpec
 
 COUNTS = ("pending", "held", "running", "succeeded", "failed", "cancelled")
@@ -213,3 +213,137 @@ async def test_a_secret_among_the_parameters_is_refused(bench: Bench) -> None:
     a = await bench.caller("a", "alice")
     with pytest.raises(BadRequest, match=r"array\.key"):
         await bench.submit(a, array={"params": [{"key": "x"}, {"key": "ghp_" + "a1B2" * 9}]})
+
+
+# ---- parts of an array
+
+
+async def test_elements_are_cancelled_by_range_whether_they_run_or_wait(bench: Bench) -> None:
+    a = await bench.caller("a", "alice", autopilot=True)
+    array = await bench.submit(a, array=10)
+    answer = await bench.control.jobs.cancel(a, array, indices="1-3,8")
+    assert (answer.status, answer.job_id) == ("stopping", array)
+    await bench.settle()
+    assert await counts(bench, array) == (4, 0, 2, 0, 0, 4)
+    assert started(bench) == [f"{array}.0", f"{array}.1", f"{array}.4"]
+    assert [(await bench.control.views.get_job(a, f"{array}.{n}")).state for n in (1, 2, 5)] == [
+        "cancelled", "cancelled", "queued",
+    ]  # fmt: skip
+    answer = await bench.control.jobs.cancel(a, f"{array}.9")
+    assert (answer.status, await counts(bench, array)) == ("cancelled", (3, 0, 2, 0, 0, 5))
+    assert (await bench.control.jobs.cancel(a, array, indices="8-9")).status == "already_final"
+    for n in (0, 4, 5, 6, 7):
+        await end(bench, f"{array}.{n}")
+    assert bench.job(array)["state"] == "cancelled", "not all succeeded, none failed"
+    assert bench.job(array)["message"] == "5 succeeded, 5 cancelled of 10 elements"
+    bench.check()
+
+
+async def test_a_range_is_asked_about_before_it_is_cancelled(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    array = await bench.submit(a, array=10)
+    with pytest.raises(ConfirmationRequired):
+        await bench.control.jobs.cancel(a, array, indices="5-9")
+    name, target = bench.control.jobs.meant(array, "5-9")
+    token, _ = await bench.control.confirmations.mint(a, "cancel_job", name, target)
+    with pytest.raises(CotenantError):
+        await bench.control.jobs.cancel(a, array, indices="4-9", confirm_token=token)
+    with pytest.raises(CotenantError):
+        await bench.control.jobs.cancel(a, array, confirm_token=token)
+    answer = await bench.control.jobs.cancel(a, array, indices="5-9", confirm_token=token)
+    assert answer.status == "cancelled" and (await counts(bench, array))[-1] == 5
+
+
+async def test_elements_are_held_and_released_by_range(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    array = await bench.submit(a, array=6)
+    shown = await bench.control.jobs.hold(a, array, "wait", indices="2-3")
+    assert shown.array is not None and (shown.array.held, shown.array.pending) == (2, 2)
+    assert (await bench.control.views.get_job(a, f"{array}.3")).state == "held"
+    await end(bench, f"{array}.0", f"{array}.1")
+    assert started(bench)[2:] == [f"{array}.4", f"{array}.5"]
+    await end(bench, f"{array}.4", f"{array}.5")
+    assert bench.job(array)["state"] == "queued" and await counts(bench, array) == (0, 2, 0, 4, 0, 0)
+    await bench.control.jobs.unhold(a, f"{array}.3")
+    await bench.settle()
+    assert started(bench)[4:] == [f"{array}.3"]
+    await bench.control.jobs.unhold(a, array)
+    await bench.settle()
+    await end(bench, f"{array}.2", f"{array}.3")
+    assert bench.job(array)["state"] == "succeeded"
+    with pytest.raises(Conflict, match="waits"):
+        await bench.control.jobs.hold(a, array, "late", indices="2")
+    bench.check()
+
+
+async def test_a_held_array_starts_nothing_more(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    array = await bench.submit(a, array=4)
+    await bench.control.jobs.hold(a, array, "")
+    await end(bench, f"{array}.0", f"{array}.1")
+    assert len(started(bench)) == 2 and bench.job(array)["state"] == "held"
+    await bench.control.jobs.unhold(a, array)
+    await bench.settle()
+    assert len(started(bench)) == 4
+    bench.check()
+
+
+async def test_what_failed_is_tried_again_under_its_old_indices(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    array = await bench.submit(a, ["train", "{x}"], array={"params": [{"x": n * n} for n in range(150)]})
+    for n in range(150):
+        await end(bench, f"{array}.{n}", code=int(n in (3, 4, 5, 130)))
+    assert bench.job(array)["state"] == "failed"
+    again = await bench.control.jobs.retry(a, array, only="failed", request_id="r1")
+    await bench.settle()
+    assert again.array is not None
+    assert (again.array.indices, again.array.size, again.retry_of) == ("3-5,130", 150, array)
+    assert again.message == f"tries elements 3-5,130 of {array} again"
+    assert (await bench.control.jobs.retry(a, array, only="failed", request_id="r1")).job_id == again.job_id
+    assert (await bench.control.jobs.retry(a, array, only="failed")).job_id == again.job_id, "a repeat within 180 s"
+    with pytest.raises(NotFound):
+        await bench.control.jobs.get(a, f"{again.job_id}.6")
+    await end(bench, f"{again.job_id}.3", f"{again.job_id}.4")
+    await end(bench, f"{again.job_id}.5")
+    spec = bench.machine.specs[bench.attempt(f"{again.job_id}.130")["id"]]
+    assert (spec.argv, spec.env["COTENANT_ARRAY_SIZE"], spec.env["COTENANT_PARAM_X"]) == (
+        ("train", "16900"),
+        "150",
+        "16900",
+    )
+    await end(bench, f"{again.job_id}.130")
+    assert bench.job(again.job_id)["state"] == "succeeded" and bench.job(array)["state"] == "failed", "final is final"
+    one = await bench.control.jobs.retry(a, f"{array}.7")
+    assert one.array is not None and one.array.indices == "7"
+    some = await bench.control.jobs.retry(a, array, indices="3-9")
+    assert some.array is not None and some.array.indices == "3-9"
+    bench.check()
+
+
+async def test_what_cannot_be_tried_again_says_why(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    array = await bench.submit(a, array=4)
+    await end(bench, f"{array}.0")
+    with pytest.raises(Conflict, match=f"{array}.1 is not over"):
+        await bench.control.jobs.retry(a, array)
+    with pytest.raises(Conflict, match="has failed"):
+        await bench.control.jobs.retry(a, array, only="failed")
+    with pytest.raises(NotFound, match=f"{array}.4"):
+        await bench.control.jobs.retry(a, array, indices="0-4")
+    with pytest.raises(BadRequest, match="numbers and ranges"):
+        await bench.control.jobs.retry(a, array, indices="x")
+    job = await bench.submit(a, "single")
+    with pytest.raises(BadRequest, match="no array"):
+        await bench.control.jobs.retry(a, job, only="failed")
+    assert (await bench.control.jobs.retry(a, array, indices="0")).array is not None
+
+
+async def test_a_log_is_an_elements(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    array = await bench.submit(a, array=4)
+    await end(bench, f"{array}.0", code=1)
+    with pytest.raises(BadRequest, match="array") as refused:
+        await bench.control.logs.tail(a, array)
+    assert refused.value.hint is not None and f"Failed: {array}.0; running: {array}.2, {array}.1" in refused.value.hint
+    page = await bench.control.logs.tail(a, f"{array}.3")
+    assert page.lines == [] and not page.final

@@ -42,9 +42,12 @@ def configure(parser: Parser, _: str) -> None:
         "--timeout", type=ask.number, metavar="S", help="give up after so many seconds (exit code 1); the job goes on"
     )
     cancel = _on_job(parser, "cancel", act_cancel, "stop a job for good")
+    _on_elements(cancel)
     _as_operator(cancel)
     ask.yes_option(cancel)
-    _on_job(parser, "retry", act_retry, "run a job that is over once more, as a new job")
+    retry = _on_job(parser, "retry", act_retry, "run a job that is over once more, as a new job")
+    _on_elements(retry)
+    retry.add_argument("--failed", action="store_true", help="of an array: only the elements that failed")
     modify = _on_job(
         parser,
         "modify",
@@ -59,8 +62,10 @@ def configure(parser: Parser, _: str) -> None:
     signal = _on_job(parser, "signal", act_signal, "send a signal to a running job's processes", more=" USR1")
     signal.add_argument("signal", metavar="SIGNAL", help="name or number, such as USR1, CONT, 12")
     hold = _on_job(parser, "hold", act_hold, "keep a waiting job from starting")
+    _on_elements(hold)
     _as_operator(hold, reason_for="why; recorded")
     release = _on_job(parser, "release", act_release, "let a held job start")
+    _on_elements(release)
     _as_operator(release)
     suspend = _on_job(parser, "suspend", act_suspend, "freeze a running job's processes; it keeps its cards")
     _as_operator(suspend, reason_for="why; recorded")
@@ -111,12 +116,18 @@ def _on_job(parser: Parser, name: str, act: Any, what: str, *, more: str = "") -
     return sub
 
 
+def _on_elements(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--indices", metavar="I,I-J", help="of an array: only these elements, as 3-9,12")
+
+
 def _as_operator(parser: argparse.ArgumentParser, *, reason_for: str = "why; recorded") -> None:
     parser.add_argument("--reason", default="", help=reason_for)
     parser.add_argument("--operate", action="store_true", help="act on anybody's job (people only; needs --reason)")
 
 
 def _operate(args: argparse.Namespace, verb: str, **more: Any) -> Answer:
+    if getattr(args, "indices", None) is not None:
+        raise Usage("--operate acts on whole jobs: leave --indices out, or act with the owner's token.")
     if not args.reason.strip():
         raise Usage("--operate needs --reason: it is recorded and the owner sees it.")
     return ask.client(args).operate(verb, {"job_id": args.job, **more}, args.reason)
@@ -236,7 +247,7 @@ def act_cancel(args: argparse.Namespace) -> int:
         answer = _operate(args, "job.cancel")
     else:
         # Asked twice is the rule for what is final: the first answer brings the token that the second must carry.
-        wanted = {"job_id": args.job}
+        wanted = {"job_id": args.job, "indices": args.indices}
         answer = client.call_tool("cancel_job", wanted)
         if answer.get("status") == "confirmation_required":
             answer = client.call_tool("cancel_job", {**wanted, "confirm_token": answer["confirm_token"]})
@@ -248,7 +259,8 @@ def act_cancel(args: argparse.Namespace) -> int:
 
 
 def act_retry(args: argparse.Namespace) -> int:
-    job = ask.client(args).call_tool("retry_job", {"job_id": args.job})
+    only = "failed" if args.failed else None
+    job = ask.client(args).call_tool("retry_job", {"job_id": args.job, "only": only, "indices": args.indices})
     if args.json:
         show.as_json(job)
     else:
@@ -295,13 +307,15 @@ def _signal_name(word: str) -> str:
 def act_hold(args: argparse.Namespace) -> int:
     if args.operate:
         return _brief(args, _operate(args, "job.hold"))
-    return _brief(args, ask.client(args).call_tool("hold_job", {"job_id": args.job, "reason": args.reason or None}))
+    wanted = {"job_id": args.job, "indices": args.indices, "reason": args.reason or None}
+    return _brief(args, ask.client(args).call_tool("hold_job", wanted))
 
 
 def act_release(args: argparse.Namespace) -> int:
     if args.operate:
         return _brief(args, _operate(args, "job.unhold"))
-    return _brief(args, ask.client(args).call_tool("release_job", {"job_id": args.job, "reason": args.reason or None}))
+    wanted = {"job_id": args.job, "indices": args.indices, "reason": args.reason or None}
+    return _brief(args, ask.client(args).call_tool("release_job", wanted))
 
 
 def act_suspend(args: argparse.Namespace) -> int:
@@ -314,7 +328,8 @@ def act_suspend(args: argparse.Namespace) -> int:
 def act_resume(args: argparse.Namespace) -> int:
     if args.operate:
         return _brief(args, _operate(args, "job.resume"))
-    return _brief(args, ask.client(args).call_tool("release_job", {"job_id": args.job, "reason": args.reason or None}))
+    wanted = {"job_id": args.job, "indices": args.indices, "reason": args.reason or None}
+    return _brief(args, ask.client(args).call_tool("release_job", wanted))
 
 
 def act_hand_over(args: argparse.Namespace) -> int:

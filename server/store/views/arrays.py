@@ -48,15 +48,14 @@ def find_unstarted(connection: sqlite3.Connection, job_id: str) -> dict[str, Any
     return row
 
 
-def hint_for(connection: sqlite3.Connection, job_id: str) -> str | None:
-    """For an id that names no job: which elements the array has that it seems to mean."""
+def no_such_job(connection: sqlite3.Connection, job_id: str) -> NotFound:
+    """The refusal of an id that names no job; of one that seems to mean an element it says which there are."""
     found = of_element(job_id)
     array = arrays.find(connection, found[0]) if found is not None else None
-    return (
-        None
-        if array is None
-        else f"Its elements are {array['job_id']}.INDEX with the indices {array['indices'][:200]}."
-    )
+    hint = "list_jobs shows yours."
+    if array is not None:
+        hint = f"Its elements are {array['job_id']}.INDEX with the indices {array['indices'][:200]}."
+    return NotFound(f'there is no job "{clean(job_id, 64)}"', code="no_such_job", hint=hint)
 
 
 def no_such_array(array_id: str) -> NotFound:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from cotenant.server.clock import iso, iso_or_none
 from cotenant.server.deciding.world import Ask, Blocker, SlotKey
-from cotenant.server.errors import NotFound
 from cotenant.server.model import answers as a
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.spec import JobSpec
@@ -17,7 +16,7 @@ from cotenant.server.model.text import clean, mask, signal_name
 from cotenant.server.store import arrays, dependencies
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store import ranks as rank_rows
-from cotenant.server.store.views.arrays import array_answer, find_unstarted, hint_for, index_of, no_such_array
+from cotenant.server.store.views.arrays import array_answer, find_unstarted, index_of, no_such_array, no_such_job
 from cotenant.server.store.views.base import (
     PRIORITY_NAMES,
     UNDECIDED,
@@ -376,11 +375,6 @@ def _held_reason(row: sqlite3.Row, newest: sqlite3.Row | None) -> str | None:
     if asked == "suspend":
         return f"{row['held_reason']}; its host has not confirmed it yet"
     return "it is to go on; its host has not confirmed it yet"
-
-
-def no_such_job(connection: sqlite3.Connection, job_id: str) -> NotFound:
-    hint = hint_for(connection, job_id) or "list_jobs shows yours."
-    return NotFound(f'there is no job "{clean(job_id, 64)}"', code="no_such_job", hint=hint)
 
 
 def _index(state: str | None, *, holder: str | None, owner: str | None, since: str | None, array: str | None) -> str:

@@ -21,13 +21,15 @@ from cotenant.server.errors import OutcomeUnknown, Unreachable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LeaseState
-from cotenant.server.store import events, jobs, leases, ranks
+from cotenant.server.store import events, jobs, leases, meta, ranks
 from cotenant.server.store.db import Tx, dumps
 
 log = logging.getLogger(__name__)
 
 #: Why the other ranks are stopped when one has failed, as hosts and `stop_reason` name it.
 RANK_FAILED: Final = "rank_failed"
+#: How long a rank that the records do not know may take to end, beyond its grace.
+STRAY_S: Final = 30
 
 
 def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, *, fresh: bool) -> str | None:
@@ -38,8 +40,8 @@ def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, *
     """
     rank = ranks.find(tx, report.attempt_id)
     if rank is None:
-        # records of an older past: what was started after it cannot be put together from one host's word
-        return "stray" if report.state in LIVING and fresh else None
+        going_on = report.state in LIVING and report.state != "stopping"
+        return _unknown(tx, host, report, now) if going_on and fresh else None
     attempt = jobs.find_attempt(tx, rank["attempt_id"])
     assert attempt is not None, "a rank has an attempt"
     job = jobs.get(tx, attempt["job_id"])
@@ -64,6 +66,25 @@ def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, *
             _standing(tx, rank, report, now)
         return said
     return None
+
+
+def _unknown(tx: Tx, host: str, report: AttemptReport, now: int) -> str:
+    """A host has a rank that the records do not: they are of an older past.
+
+    What was started after it cannot be put together from one host's word, so it is stopped. Its job, if it waits in these
+    records, does not start again before that is over.
+    """
+    meta.lift(tx, "fence", report.fence)
+    job = tx.one("SELECT * FROM job WHERE id = ?", (report.job_id,))
+    if job is not None and job["state"] in ("queued", "preempted", "held"):
+        over = now + (parse_kept(job["spec"]).stop_grace_s + STRAY_S) * 1000
+        jobs.update(tx, job["id"], not_before_ms=max(over, job["not_before_ms"]))
+    events.append(
+        tx, "write.stale", LOOP, now, owner=LOOP.owner if job is None else job["owner"], severity="warning",
+        job_id=None if job is None else job["id"], attempt_id=report.attempt_id, host=host, new=report.state,
+        reason="the host runs a rank that is not in the records; it is being stopped",
+    )  # fmt: skip
+    return "stray"
 
 
 def _stale(tx: Tx, job: sqlite3.Row, report: AttemptReport, host: str, now: int) -> None:

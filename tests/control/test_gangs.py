@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from dataclasses import replace
@@ -500,6 +501,32 @@ async def test_a_rank_that_the_records_do_not_know_is_stopped(pair: Bench) -> No
     await pair.control.hosts.report("h2", "attempt", 10_000, report)
     await pair.settle()
     assert machine(pair, "h2").asked["stop"] == 1
+
+
+async def test_a_job_whose_ranks_the_records_lost_does_not_start_again_before_they_are_gone(pair: Bench) -> None:
+    """An older database was put back: the job waits in it, and its ranks run."""
+    job = await gang(pair)
+    old = [m.processes.copy() for m in pair.machines]
+    await pair.close(kill=True)
+    with contextlib.closing(sqlite3.connect(pair.folder / "control.db")) as past:
+        for trigger in ("job_epoch_only_rises", "rank_ended_is_ended", "attempt_ends_its_ranks"):
+            past.execute(f"DROP TRIGGER {trigger}")
+        for table in ("rank", "attempt", "lease_slot", "lease"):
+            past.execute(f"DELETE FROM {table}")
+        past.execute("UPDATE job SET state = 'queued', epoch = 0, fence = NULL, started_at_ms = NULL")
+        past.commit()
+    for m in pair.machines:
+        m.obeys_stops = False
+    await pair.open()
+    assert running(pair, job) == ["h1", "h2"] and all(m.asked["stop"] for m in pair.machines[:2])
+    assert [m.processes for m in pair.machines] == old
+    answer = await shown(pair, job)
+    assert (answer.state, answer.blockers[0].code) == ("queued", "backing_off")
+    for m in pair.machines[:2]:
+        for attempt_id in list(m.processes):
+            m.finish(attempt_id, None, signal=9)
+    await pair.advance(45)
+    assert (await shown(pair, job)).state == "running" and not any(m.broken for m in pair.machines)
 
 
 # ---- the store

@@ -13,7 +13,17 @@ from typing import cast, get_args
 from cotenant.hostd.protocol import CardState
 from cotenant.server.config import Settings
 from cotenant.server.deciding.draining import draining
-from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Holding, HostView, Slot, SlotKey, SlotState, World
+from cotenant.server.deciding.world import (
+    UNITS_PER_CARD,
+    Ask,
+    Booking,
+    Holding,
+    HostView,
+    Slot,
+    SlotKey,
+    SlotState,
+    World,
+)
 from cotenant.server.live import Live
 from cotenant.server.model.states import LinkState
 from cotenant.server.store import hosts as host_rows
@@ -40,6 +50,7 @@ class Keeper:
         self._foreseen: set[tuple[str, str]] = set()  # rows read here whose COMMIT is still under way
         self._read_meanwhile: set[str] | None = set()  # ids read as committed since; None = all
         self.waiting = Waiting()
+        self.bookings: dict[str, Booking] = {}  # by ask, as of the last pass
         self._undecided = True
         self.living: dict[str, Holding] = {}
         self.ended: dict[str, Holding] = {}

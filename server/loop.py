@@ -132,6 +132,7 @@ class Loop:
             return  # what came stands behind equals that wait already
         decided = decide(context.keeper.heads(), now, context.policy)
         changed, reworded = context.keeper.waiting.answer(decided.blockers)
+        context.keeper.bookings = {booking.ask_id: booking for booking in decided.bookings}
         if writer is not None and decided.wake_at_ms is not None and decided.wake_at_ms != self._wake_at_ms:
             self.wake()  # `run` sleeps until what was due before
         self._wake_at_ms = decided.wake_at_ms

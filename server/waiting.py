@@ -7,9 +7,10 @@ thousand of them a pass would otherwise cost in proportion to the queue, at ever
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cotenant.server.deciding.decide import equal_key
+from cotenant.server.deciding.order import Key
 from cotenant.server.deciding.world import Ask, Blocker
 
 GroupKey = tuple[object, ...]
@@ -120,18 +121,14 @@ class Waiting:
         key = self._key_of.get(ask_id)
         return () if key is None else self._groups[key].blockers
 
-    def ahead(self, ask: Ask) -> int:
-        """How many asks of the same pool come before this one: by priority, resumed victims first, then time."""
-        mine = (-ask.priority, not ask.resumed)
-        place = (ask.queued_at_ms, ask.id)
+    def ahead(self, ask: Ask, place: Callable[[Ask], Key]) -> int:
+        """How many asks of the same pool come before this one; `place` is the order's key of an ask.
+
+        Within a group of equal asks the earlier comes first in every order, so that a few of each are looked at.
+        """
+        mine = place(ask)
         count = 0
         for group in self._groups.values():
-            first = next(iter(group.asks.values()))
-            if first.pool != ask.pool:
-                continue
-            theirs = (-first.priority, not first.resumed)
-            if theirs < mine:
-                count += len(group.order)
-            elif theirs == mine:
-                count += bisect_left(group.order, place)
+            if next(iter(group.asks.values())).pool == ask.pool:
+                count += bisect_left(group.order, mine, key=lambda at, asks=group.asks: place(asks[at[1]]))  # type: ignore[misc]
         return count

@@ -218,10 +218,26 @@ class QueueEntry:
     priority: str
     waiting_s: int
     blocker: str
+    why: str = ""  # the main blocker's sentence
+    starts_by: str | None = None  # of the one that cards are booked for: when they are free at the latest
+
+
+@dataclass(frozen=True)
+class ReservationAnswer:
+    """Cards that a person booked for an owner."""
+
+    id: str
+    owner: str
+    cards: int
+    begins_at: str
+    ends_at: str
+    set_by: str
 
 
 @dataclass(frozen=True)
 class QueueAnswer:
+    """A waiting line. Cards are whole ones; `reserved` are kept for people."""
+
     pool: str
     order: str
     paused: bool
@@ -229,6 +245,11 @@ class QueueAnswer:
     running: int
     waiting: int
     entries: list[QueueEntry]
+    cap: int = 0
+    used: int = 0
+    reserved: int = 0
+    set_by: str = ""
+    reservations: list[ReservationAnswer] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

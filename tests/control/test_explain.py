@@ -176,3 +176,38 @@ async def test_the_answer_is_plain_data(bench: Bench) -> None:
     for n in range(3):
         job = await bench.submit(a, f"c{n}")
     assert asdict(await explained(bench, job, detail=True))["hosts"][0]["host"] == "local"
+
+
+# ---- queues
+
+
+async def test_a_queue_shows_its_cards_its_head_and_why_each_waits(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    for n in range(2):
+        await bench.submit(a, f"c{n}", hours=1)
+    head = await bench.submit(a, "head", gpus=2, hours=1, name="the head")
+    low = await bench.submit(a, "low", gpus=2, hours=1, priority="batch")
+    (queue,) = (await bench.control.views.list_queues(a)).queues
+    assert (queue.cap, queue.used, queue.reserved, queue.running, queue.waiting) == (2, 2, 0, 2, 2)
+    assert [entry.id for entry in queue.entries] == [head, low]
+    first, second = queue.entries
+    assert first.why and first.blocker == "busy" and first.starts_by is not None and second.starts_by is None
+    answer = await explained(bench, head)
+    assert answer.starts_by == first.starts_by and answer.queue_position == 1
+    for job in bench.rows("SELECT id FROM job WHERE state = 'running'"):
+        bench.machine.finish(bench.attempt(job[0])["id"])
+    await bench.settle()
+    assert bench.job(head)["state"] == "running"
+    (queue,) = (await bench.control.views.list_queues(a)).queues
+    assert [entry.id for entry in queue.entries] == [low]
+
+
+async def test_places_follow_the_order_of_the_pool(make_bench) -> None:
+    bench: Bench = await make_bench(toml='[pools.default]\norder = "shortest"\n')
+    a = await bench.caller("a", "alice")
+    for n in range(2):
+        await bench.submit(a, f"c{n}", hours=1)
+    long, short = await bench.submit(a, "long", hours=9), await bench.submit(a, "short", hours=1)
+    (queue,) = (await bench.control.views.list_queues(a)).queues
+    assert [entry.id for entry in queue.entries] == [short, long]
+    assert [(await explained(bench, job)).queue_position for job in (short, long)] == [1, 2]

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.server.deciding.decide import decide
-from cotenant.server.deciding.world import Ask, HostView, Needs, Policy, PoolRules, Slot, Start, World
+from cotenant.server.deciding.order import Order, in_order
+from cotenant.server.deciding.world import Ask, HostView, Needs, Policy, PoolRules, Slot, Spent, Start, World
 from cotenant.server.waiting import Waiting
 
 NEEDS = (Needs(), Needs(gpus_min=2, gpus_max=2), Needs(gpus_min=0, gpus_max=0), Needs(gpus_min=1, gpus_max=3))
@@ -54,8 +55,14 @@ def test_ahead_counts_the_queue_in_its_order(rows):
     waiting = Waiting()
     for ask in everyone:
         waiting.put(ask)
-    in_line = sorted(everyone, key=lambda a: (-a.priority, not a.resumed, a.queued_at_ms, a.id))
-    assert [waiting.ahead(ask) for ask in in_line] == list(range(len(in_line)))
+    for order in ("fifo", "fairshare", "shortest"):
+        for now in (100, 24 * 3_600_000 + 3):  # at the second some have waited so long that they go first
+            pool = PoolRules("default", order=order)
+            spent = tuple(Spent(owner, "a", "default", 0, used) for used, owner in enumerate(("carol", "bob", "alice")))
+            line = World(asks=tuple(everyone), pools=(pool,), spent=spent)
+            in_line = in_order(line, now)
+            key = Order(line, now).key
+            assert [waiting.ahead(ask, key) for ask in in_line] == list(range(len(in_line)))
 
 
 def test_a_pass_is_needed_only_for_what_it_could_answer_differently():

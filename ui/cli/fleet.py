@@ -117,10 +117,14 @@ def act_queues(args: argparse.Namespace) -> int:
         if number:
             show.out()
         paused = "".join(f", {mark}" for mark in ("paused", "draining") if queue.get(mark))
-        head = (
-            f"{queue['pool']}: {queue['running']} running, {queue['waiting']} waiting, order {queue['order']}{paused}"
-        )
+        cards = f", {queue['used']} of {queue['cap']} cards used" if queue.get("cap") else ""
+        head = f"{queue['pool']}: {queue['running']} running, {queue['waiting']} waiting{cards}, order {queue['order']}{paused}"
         show.out(show.paint(show.harmless(head), show.BOLD))
+        for r in queue.get("reservations", ()):
+            booked = (
+                f"  {r['cards']} cards booked for {r['owner']} from {clock(r['begins_at'])} to {clock(r['ends_at'])}"
+            )
+            show.out(show.harmless(booked))
         queue_table(queue["entries"])
     if not answer["queues"]:
         show.out("There is no pool.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from cotenant.server.clock import iso
 from cotenant.server.deciding.detail import host_by_host
-from cotenant.server.deciding.world import Ask, Blocker
+from cotenant.server.deciding.world import Ask, Blocker, Booking
 from cotenant.server.model import advice
 from cotenant.server.model import answers as a
 from cotenant.server.model.caller import Caller
@@ -33,12 +34,17 @@ class ExplainViews(JobViews):
             summary=_summary(job),
             blockers=job.blockers,
             queue_position=job.queue_position,
-            starts_by=_starts_by(job),
+            starts_by=self._starts_by(job),
             attempts=[_attempt(attempt) for attempt in job.attempts],
             next_actions=_next(job),
             hosts=hosts,
             hosts_left_out=left_out,
         )
+
+    def _starts_by(self, job: a.JobAnswer) -> str | None:
+        """When it starts at the latest, if nothing more urgent comes: as booked, or when all that is in its way is over."""
+        booking: Booking | None = self._c.keeper.bookings.get(job.array_id or job.job_id)
+        return _known_ends(job) if booking is None or job.state not in JOB_WAITING else iso(booking.at_ms)
 
     def _hosts(self, job_id: str) -> tuple[list[a.HostWhy], int]:
         keeper, now = self._c.keeper, self._c.now()
@@ -54,7 +60,7 @@ def _host(name: str, why: tuple[Blocker, ...]) -> a.HostWhy:
     return a.HostWhy(name, not why, [blocker_answer(blocker) for blocker in why])
 
 
-def _starts_by(job: a.JobAnswer) -> str | None:
+def _known_ends(job: a.JobAnswer) -> str | None:
     """When everything that is in its way is over by itself, where that is known of all of it."""
     ends = [blocker.until for blocker in job.blockers]
     known = [end for end in ends if end is not None]

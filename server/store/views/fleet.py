@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 
-from cotenant.server.clock import iso_or_none
-from cotenant.server.deciding.world import World
+from cotenant.server.clock import iso, iso_or_none
+from cotenant.server.deciding.order import in_order
+from cotenant.server.deciding.usage import usage
+from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Booking, World
 from cotenant.server.errors import BadRequest
 from cotenant.server.live import LiveHost, Seen
 from cotenant.server.model import answers as a
@@ -175,29 +177,46 @@ class FleetViews(View):
         queues = []
         for name in sorted(self._c.settings.pools) if pool is None else [pool]:
             rules = self._c.settings.pools[name]
-            waiting = sorted(
-                (ask for ask in world.asks if ask.pool == name),
-                key=lambda ask: (-ask.priority, not ask.resumed, ask.queued_at_ms, ask.id),
-            )
-            entries = [
-                a.QueueEntry(
-                    id=ask.id,
-                    kind=ask.kind,
-                    name=mask(names.get(ask.id, "")),
-                    holder=ask.agent,
-                    owner=ask.owner,
-                    gpus=ask.needs.gpus_min,
-                    priority=PRIORITY_NAMES.get(ask.priority, str(ask.priority)),
-                    waiting_s=max(0, (now - ask.queued_at_ms) // 1000),
-                    blocker=why[0].code if (why := self._c.keeper.waiting.blockers(ask.id)) else "",
-                )
-                for ask in waiting[: checked_limit(limit, 500)]
-            ]
-            running = sum(1 for h in world.holdings if h.pool == name)
+            waiting = in_order(world, now, [ask for ask in world.asks if ask.pool == name])
+            use = usage(world, name)
             queues.append(
-                a.QueueAnswer(name, rules.order, rules.paused, rules.draining, running, len(waiting), entries)
+                a.QueueAnswer(
+                    pool=name,
+                    order=rules.order,
+                    paused=rules.paused,
+                    draining=rules.draining,
+                    running=sum(1 for h in world.holdings if h.pool == name),
+                    waiting=len(waiting),
+                    entries=[self._entry(ask, names, now) for ask in waiting[: checked_limit(limit, 500)]],
+                    cap=use.cap // UNITS_PER_CARD,
+                    used=cards_up(use.used),
+                    reserved=rules.reserve,
+                    set_by=rules.set_by,
+                    reservations=[
+                        a.ReservationAnswer(r.id, r.owner, r.cards, iso(r.begin_ms), iso(r.end_ms), r.set_by)
+                        for r in sorted(world.reservations, key=lambda r: (r.begin_ms, r.id))
+                        if r.pool == name and r.end_ms > now
+                    ],
+                )
             )
         return a.QueueList(queues)
+
+    def _entry(self, ask: Ask, names: dict[str, str], now: int) -> a.QueueEntry:
+        why = self._c.keeper.waiting.blockers(ask.id)
+        booking: Booking | None = self._c.keeper.bookings.get(ask.id)
+        return a.QueueEntry(
+            id=ask.id,
+            kind=ask.kind,
+            name=mask(names.get(ask.id, "")),
+            holder=ask.agent,
+            owner=ask.owner,
+            gpus=ask.needs.gpus_min,
+            priority=PRIORITY_NAMES.get(ask.priority, str(ask.priority)),
+            waiting_s=max(0, (now - ask.queued_at_ms) // 1000),
+            blocker=why[0].code if why else "",
+            why=why[0].message if why else "",
+            starts_by=iso(booking.at_ms) if booking is not None else None,
+        )
 
     async def _names(self, ids: list[str]) -> dict[str, str]:
         def read(c: sqlite3.Connection) -> dict[str, str]:

@@ -7,6 +7,7 @@ import sqlite3
 from typing import Any, TypeAlias
 
 from cotenant.server.clock import iso, iso_or_none
+from cotenant.server.deciding.order import Order
 from cotenant.server.deciding.world import Ask, Blocker, SlotKey
 from cotenant.server.model import answers as a
 from cotenant.server.model.caller import Caller
@@ -174,7 +175,10 @@ class JobViews(View):
 
     def _position(self, row: Any) -> int | None:
         ask: Ask | None = self._c.keeper.waiting.get(row["id"])
-        return None if ask is None else 1 + self._c.keeper.waiting.ahead(ask)
+        if ask is None:
+            return None
+        order = Order(self._c.keeper.world(waiting=False), self._c.now())
+        return 1 + int(self._c.keeper.waiting.ahead(ask, order.key))
 
     def _task(self, row: Any) -> a.TaskAnswer:
         final = row["state"] in JOB_FINAL

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any, Final
 
 from cotenant.server.clock import iso, iso_or_none
+from cotenant.server.deciding.order import Order
 from cotenant.server.deciding.world import Ask, World
 from cotenant.server.model import overview as o
 from cotenant.server.model.answers import GpuAnswer, GpuList, HostAnswer, PoolQuota
@@ -75,7 +76,8 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
         world: World = self._c.keeper.world()
         named = {row["id"]: row for row in waiting}
         asks = [ask for ask in world.asks if ask.kind == "claim" or ask.id in named]
-        order = sorted(asks, key=lambda a: (a.pool, -a.priority, not a.resumed, a.queued_at_ms, a.id))
+        key = Order(world, now).key
+        order = sorted(asks, key=lambda ask: (ask.pool, key(ask)))
         links = {host.host: host.link for host in hosts}
         pools = [self._pool_now(pool, cards.gpus, links, world) for pool in quota.pools]
         return o.Overview(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from cotenant.server.deciding.caps import UNLIMITED
+from cotenant.server.deciding.closeness import choose
 from cotenant.server.deciding.hosts import (
     BEHIND,
     BUSY,
@@ -177,7 +178,8 @@ class Fleet:
                 if host.closed(shape.needs, ignored, ends_ms):
                     continue
                 mask = host.open_mask(ignored, ends_ms) & seat.cards
-                count = mask.bit_count()
+                # of a divided card a program can use only one part, and nothing else beside it
+                count = 1 if mask & host.mig and shape.high > 1 else mask.bit_count()
                 if count >= low:
                     found.append((count, seat, mask))
         if len(found) >= nodes:
@@ -351,18 +353,3 @@ def _left_over(fitting: tuple[Seat, int]) -> tuple[int, str]:
 
 def _host_name(fitting: tuple[Seat, int]) -> str:
     return fitting[0].host.name
-
-
-def choose(host: Host, mask: int, count: int) -> int:
-    """The `count` slots of a mask that an ask gets: the lowest, or the closest to each other where NVLinks are known."""
-    return _lowest(mask, count)
-
-
-def _lowest(mask: int, count: int) -> int:
-    """The `count` lowest bits of a mask that has at least so many."""
-    taken = 0
-    for _ in range(count):
-        bit = mask & -mask
-        taken |= bit
-        mask ^= bit
-    return taken

@@ -101,6 +101,7 @@ class Host:
         "holders",
         "kinds",
         "memory_left",
+        "mig",
         "name",
         "occupied",
         "sick",
@@ -117,6 +118,7 @@ class Host:
         self.slots = slots
         self.gate = _MODE.get(view.mode, POLICY) | (0 if view.link == "up" else DOWN)
         self.free = self.held = self.occupied = self.sick = 0
+        self.mig = 0  # parts of cards that the driver divides
         self.cpus_left = view.cpus
         self.memory_left = view.memory_mib
         self.disk_left = view.disk_mib
@@ -129,6 +131,8 @@ class Host:
         bit = 1
         for slot in slots:
             state = slot.state
+            if slot.mig:
+                self.mig |= bit
             if (slot.host, slot.uuid, slot.share) in taken or state == "held" or state == "cleaning":
                 self.held |= bit
             elif state == "free":

@@ -275,7 +275,8 @@ def never(fleet: Fleet, shape: Shape) -> Blocker:
                 if miss:
                     missed.append(miss)
                 else:
-                    here.append((host.name, kind, mask.bit_count()))
+                    divided = mask & host.mig if shape.low > 1 else 0  # only one part of it can be used
+                    here.append((host.name, kind, (mask & ~divided).bit_count() or min(1, divided)))
     if not here and not missed:
         what = "place for jobs without a card" if shape.cpu else "card"
         return refuse("pool", f"pool {pool} has no {what}", _wanted(shape), 0, "use another pool")

@@ -16,7 +16,7 @@ class Seat:
     cards: int  # whole cards; cpu places for an ask without cards
     shares: int  # shares of cards, for an ask that says how much memory it needs
     pool_cards: int  # all whole cards (or cpu places) of the pool on this host: fewest left over wins
-    prefer: int  # place in prefer_hosts, or their number
+    prefer: int  # place in prefer_hosts, then of the first label in prefer_labels; the less the better
 
 
 class Shape:
@@ -75,7 +75,6 @@ class Shape:
     def _seats(self, hosts: list[Host], avoiding: bool) -> list[Seat]:
         needs = self.needs
         avoid_cards = needs.avoid_cards if avoiding else ()
-        prefer = {name: rank for rank, name in reversed(list(enumerate(needs.prefer_hosts)))}
         seats: list[Seat] = []
         for host in hosts:
             if host_misses(needs, host.view) or (avoiding and host.name in needs.avoid_hosts):
@@ -96,14 +95,27 @@ class Shape:
                     cards |= mask
                 elif self.takes_share:
                     shares |= mask
+            if host.mig and self.high > 1 and (cards & ~host.mig or self.low > 1):
+                cards &= ~host.mig  # a program can use only one part of a divided card
             if avoid_cards:
                 for bit, slot in host.keys(cards | shares):
                     if slot.uuid in avoid_cards:
                         cards &= ~bit
                         shares &= ~bit
             if cards or shares:
-                seats.append(Seat(host, cards, shares, pool_cards, prefer.get(host.name, len(prefer))))
+                seats.append(Seat(host, cards, shares, pool_cards, _preference(needs, host.view)))
         return seats
+
+
+def _preference(needs: Needs, view: HostView) -> int:
+    """How much a host is preferred, 0 the most: its place among the named hosts, then of its first label that is named."""
+    if view.name in needs.prefer_hosts:
+        return needs.prefer_hosts.index(view.name)
+    named = len(needs.prefer_hosts)
+    for rank, label in enumerate(needs.prefer_labels):
+        if label in view.labels:
+            return named + rank
+    return named + len(needs.prefer_labels)
 
 
 def host_misses(needs: Needs, view: HostView) -> str:

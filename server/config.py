@@ -55,6 +55,21 @@ _POOL_KEYS: dict[str, Key] = {
     "agent_cap": Key("int", "cards at once for one caller in this pool; unset: no such cap"),
     "owner_jobs": Key("int", "jobs and direct leases at once for one owner in this pool; unset: no such cap"),
     "agent_jobs": Key("int", "jobs and direct leases at once for one caller in this pool; unset: no such cap"),
+    "preempt": Key(
+        "choice",
+        "whose resumable jobs a higher priority of this pool may stop: nobody's, those in it, or also those in preempt_from",
+        "off",
+        choices=("off", "within", "from"),
+    ),
+    "preempt_from": Key("strings", "the other pools, for preempt = from", ()),
+    "grace_s": Key(
+        "int", "seconds from a notice to the stop, for a save; three times as long while one goes on", 120, high=86400
+    ),
+    "idle_s": Key("int", "seconds without a sign of work after which a holder is told that it is idle; 0: never", 0),
+    "idle_grace_s": Key(
+        "int", "seconds from that notice to taking the lease back, while somebody waits for it", 600, low=1
+    ),
+    "idle_jobs": Key("bool", "take back idle jobs too, not only direct leases", False),
     "visibility": Key(
         "choice",
         "who sees commands, paths, logs and metrics of the pool's jobs: their owner, or everybody; "

@@ -143,7 +143,7 @@ _AFTER_FINAL = "SELECT job_id FROM event WHERE type IN ('job.succeeded', 'job.fa
 # moves that carry the state in `new`; others (a signal, a hand-over) say nothing of the state
 _UNAUDITED = (
     "SELECT j.id FROM job j JOIN (SELECT job_id, new, max(id) FROM event WHERE type IN ('job.submitted', 'job.held', 'job.unheld',"
-    " 'job.placed', 'job.running', 'job.suspended', 'job.resumed', 'job.stopping', 'job.lost', 'job.requeued', 'job.succeeded', 'job.failed', 'job.cancelled')"
+    " 'job.placed', 'job.running', 'job.suspended', 'job.resumed', 'job.stopping', 'job.lost', 'job.requeued', 'job.preempted', 'job.succeeded', 'job.failed', 'job.cancelled')"
     " GROUP BY job_id) e ON e.job_id = j.id WHERE e.new <> j.state"
 )
 

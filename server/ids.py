@@ -19,6 +19,7 @@ PREFIXES = {
     "cluster": "clu",
     "state": "sta",
     "session": "ses",
+    "preemption": "pre",
 }
 
 

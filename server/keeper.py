@@ -19,15 +19,17 @@ from cotenant.server.deciding.world import (
     Booking,
     Holding,
     HostView,
+    OwnerRules,
+    Preemption,
     Slot,
     SlotKey,
     SlotState,
     World,
 )
-from cotenant.server.live import Live
+from cotenant.server.live import Live, LiveProgress
 from cotenant.server.model.states import LinkState
 from cotenant.server.store import hosts as host_rows
-from cotenant.server.store import worlds
+from cotenant.server.store import preemptions, worlds
 from cotenant.server.store.db import Database
 from cotenant.server.waiting import Waiting
 
@@ -63,6 +65,12 @@ class Keeper:
         self._hosts: tuple[HostView, ...] = ()
         self.hosts: dict[str, HostView] = {}  # by name
         self._gpu_ms: tuple[tuple[str, int], ...] = ()
+        self.preemptions: dict[str, Preemption] = {}
+        self._preemptions_dirty = False
+        self._progress: dict[str, LiveProgress] = {}  # by lease
+        # signs of work decide nothing where nobody is preempted and nobody reclaimed
+        self._watches_work = any(pool.preempt != "off" or pool.idle_s for pool in settings.pools.values())
+        self._without_right: dict[str, int] = {}  # owners who may not preempt -> until when
         self._count_hours = any(o.gpu_hours is not None for o in settings.owners.values())
         # without any of these rules nothing ever drains, and nobody has to look
         pools, owners = settings.pools.values(), settings.owners.values()
@@ -80,7 +88,12 @@ class Keeper:
     def _committed(self, changed: set[str], dirty: set[tuple[str, str]]) -> None:
         if self._read_meanwhile is not None:
             # read with the group itself already; a start that joined it is as it was assumed
-            dirty = {row for row in dirty if row not in self._foreseen or row[1] in self._read_meanwhile}
+            dirty = {
+                row
+                for row in dirty
+                # a start ends the preemption that was for it, which an earlier row of the group may have changed too
+                if row not in self._foreseen or row[1] in self._read_meanwhile or row[0] == "preemption"
+            }
         self._foreseen, self._read_meanwhile = set(), set()
         self._mark(dirty)
 
@@ -90,13 +103,17 @@ class Keeper:
                 self._dirty_jobs.add(key)
             elif kind == "lease":
                 self._dirty_leases.add(key)
+            elif kind == "preemption":
+                self._preemptions_dirty = True
             else:
                 self._hosts_dirty = True
 
     @property
     def stale(self) -> bool:
         """Whether something was committed or doubted since the last refresh."""
-        return bool(self._all_dirty or self._dirty_jobs or self._dirty_leases or self._hosts_dirty)
+        return bool(
+            self._all_dirty or self._dirty_jobs or self._dirty_leases or self._hosts_dirty or self._preemptions_dirty
+        )
 
     def used_and_cap(self, pool: str) -> tuple[int, int]:
         """Units in use in a pool and units that may be: `deciding.usage` for one pool, without its other sums."""
@@ -146,6 +163,7 @@ class Keeper:
         if not self.stale:
             return
         everything = self._all_dirty
+        preempting, self._preemptions_dirty = self._preemptions_dirty or everything, False
         jobs, leases, hosts = list(self._dirty_jobs), list(self._dirty_leases), self._hosts_dirty or everything
         self._all_dirty = self._hosts_dirty = False
         self.version += 1
@@ -163,11 +181,19 @@ class Keeper:
                 asks, held, host_data, hours = self._db.peek(
                     lambda c: self._read(c, everything, jobs, leases, hosts, now_ms)
                 )
+            if preempting:
+                self._read_preemptions(writer)
         except BaseException:
             self._all_dirty = True
             raise
         living, ended, uses = held
-        moved = everything or hosts or any(not self._as_assumed(lease_id, living, uses) for lease_id in leases)
+        living = {lease_id: self._with_progress(lease) for lease_id, lease in living.items()}
+        moved = (
+            everything
+            or hosts
+            or preempting
+            or any(not self._as_assumed(lease_id, living, uses) for lease_id in leases)
+        )
         if everything:
             self.living, self.ended, self.uses = living, ended, uses
             self.waiting.clear()
@@ -178,6 +204,8 @@ class Keeper:
                     self.waiting.drop(key)
             for lease_id in leases:
                 self.living.pop(lease_id, None)
+                if lease_id not in living:
+                    self._progress.pop(lease_id, None)
                 self.ended.pop(lease_id, None)
                 for slot_key in self._taken.pop(lease_id, ()):
                     if self.uses.get(slot_key, ("", "", ""))[1] == lease_id:
@@ -198,6 +226,42 @@ class Keeper:
             self._host_rows, gpus = host_data
             self._rebuild(gpus)
 
+    def _read_preemptions(self, writer: sqlite3.Connection | None) -> None:
+        def read(connection: sqlite3.Connection) -> tuple[tuple[Preemption, ...], dict[str, int]]:
+            return preemptions.world(connection), preemptions.without_right(connection)
+
+        found, self._without_right = read(writer) if writer is not None else self._db.peek(read)
+        self.preemptions = {one.id: one for one in found}
+
+    def assume_preemption(self, preemption: Preemption) -> None:
+        """Count a preemption that is being written as under way, so that the next pass does not begin it again."""
+        self.version += 1
+        self.preemptions[preemption.id] = preemption
+
+    def doubt_preemptions(self) -> None:
+        """Read them again before the next decision."""
+        self._preemptions_dirty = True
+
+    def see_progress(self, lease_id: str, progress: LiveProgress) -> None:
+        """A host told signs of work of the attempt on this lease."""
+        lease = self.living.get(lease_id)
+        if lease is None:
+            return
+        self._progress[lease_id] = progress
+        after = self._with_progress(lease)
+        if after != lease:
+            self.living[lease_id] = after
+            self.version += 1
+            self._undecided = self._undecided or self._watches_work
+
+    def _with_progress(self, lease: Holding) -> Holding:
+        seen = self._progress.get(lease.id)
+        if seen is None:
+            return lease
+        return replace(
+            lease, checkpoint_ms=seen.checkpoint_ms, writing_ms=seen.writing_ms, progress_ms=seen.progress_ms
+        )
+
     def _as_assumed(self, lease_id: str, living: dict[str, Holding], uses: dict[SlotKey, tuple[str, str, str]]) -> bool:
         """Whether a lease was read as it stood here already: a grant that came true, a heartbeat.
 
@@ -206,8 +270,12 @@ class Keeper:
         before, after = self.living.get(lease_id), living.get(lease_id)
         if before is None or after is None:
             return False
-        # nor which element of an array it was
-        if replace(before, expires_ms=after.expires_ms, stop_s=after.stop_s, job_id=after.job_id) != after:
+        # what a grant does not know yet of the job behind it, nor which element of an array it was
+        known = {
+            name: getattr(after, name)
+            for name in ("expires_ms", "stop_s", "job_id", "preemptible", "resumable", "immune_until_ms")
+        }
+        if replace(before, **known) != after:
             return False
         return all(self.uses.get(key, ("", ""))[:2] == ("held", lease_id) == uses[key][:2] for key in after.slots)
 
@@ -345,19 +413,31 @@ class Keeper:
         """Everything that `decide` has to look at: of equal asks no more than could start, and one."""
         self._undecided = False
         free = sum(1 for slot in self._slots.values() if slot.state == "free")
-        return self._world(self.waiting.heads(free + 1))
+        heads = self.waiting.heads(free + 1)
+        if self.preemptions:  # the slots that are kept for somebody are his, however many equal asks came before
+            known = {ask.id for ask in heads}
+            askers = [self.waiting.get(p.ask_id) for p in self.preemptions.values() if p.ask_id not in known]
+            heads += tuple(ask for ask in askers if ask is not None)
+        return self._world(heads)
 
     def _world(self, asks: tuple[Ask, ...]) -> World:
         return World(
             hosts=self._hosts,
             slots=tuple(self._slots.values()),
             pools=tuple(self._settings.pools.values()),
-            owners=tuple(self._settings.owners.values()),
+            owners=self._owners(),
             holdings=tuple(self.living.values()),
             cleaning=tuple(self.ended.values()),
             asks=asks,
             gpu_ms_24h=self._gpu_ms,
+            preemptions=tuple(self.preemptions.values()),
         )
+
+    def _owners(self) -> tuple[OwnerRules, ...]:
+        owners = dict(self._settings.owners)
+        for owner, until_ms in self._without_right.items():
+            owners[owner] = replace(owners.get(owner) or OwnerRules(owner), no_preempt_until_ms=until_ms)
+        return tuple(owners.values())
 
     def slot(self, key: SlotKey) -> Slot:
         return self._slots[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cotenant.hostd.protocol import CardState, HostFacts
+from cotenant.hostd.protocol import CardState, HostFacts, Progress
 from cotenant.server.model.states import LinkState
 from cotenant.server.model.text import clean, quoted
 
@@ -40,6 +40,38 @@ class Seen:
     cwd: str | None = None  # the directory where it works
 
 
+@dataclass(frozen=True)
+class LiveProgress:
+    """Signs of work of one attempt, as times of this server's clock. None: none was seen."""
+
+    told: Progress
+    host: str
+    at_ms: int  # when it was told
+    log_ms: int | None = None
+    checkpoint_ms: int | None = None
+    writing_ms: int | None = None
+
+    @property
+    def progress_ms(self) -> int | None:
+        """The last sign of work."""
+        return max((at for at in (self.log_ms, self.checkpoint_ms, self.writing_ms) if at is not None), default=None)
+
+    @classmethod
+    def read(cls, told: Progress, host: str, now_ms: int, before: LiveProgress | None) -> LiveProgress:
+        """What a host tells now; what it has forgotten since it told before stays known."""
+
+        def at(ago_ms: int | None, known: int | None) -> int | None:
+            return known if ago_ms is None else now_ms - ago_ms
+
+        seen = told.checkpoint
+        return cls(
+            told, host, now_ms,
+            log_ms=at(told.log_ago_ms, before.log_ms if before else None),
+            checkpoint_ms=at(None if seen is None else seen.age_ms, before.checkpoint_ms if before else None),
+            writing_ms=at(told.writing_ago_ms, before.writing_ms if before else None),
+        )  # fmt: skip
+
+
 @dataclass
 class Live:
     """Owned by the composition root; written by `control.hosts` and `control.auth` only."""
@@ -47,6 +79,7 @@ class Live:
     hosts: dict[str, LiveHost] = field(default_factory=dict)
     cards: dict[str, LiveCard] = field(default_factory=dict)
     seen: dict[str, Seen] = field(default_factory=dict)  # by caller
+    progress: dict[str, LiveProgress] = field(default_factory=dict)  # by attempt
 
     def why_no_card(self) -> str:
         """Why hosts have no cards, a sentence a host in its driver's words, and who tells more; empty where all is well."""

@@ -17,8 +17,9 @@ from cotenant.server.control.context import Context
 from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
 from cotenant.server.control.leases import Leases
+from cotenant.server.control.preempting import Preempting
 from cotenant.server.deciding.decide import decide
-from cotenant.server.deciding.world import Expire, GiveUp, Slot, Start
+from cotenant.server.deciding.world import Expire, GiveUp, Preempt, Slot, Start, Withdraw
 from cotenant.server.errors import Unavailable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.states import LeaseState
@@ -37,12 +38,15 @@ _HOUSEKEEPING_EVERY_S: Final = 600.0
 class Loop:
     """Owns the pass and the tick. `run` until cancelled."""
 
-    def __init__(self, context: Context, leases_: Leases, holds: Holds, hosts: Hosts, auth: Auth) -> None:
+    def __init__(
+        self, context: Context, leases_: Leases, holds: Holds, hosts: Hosts, auth: Auth, preempting: Preempting
+    ) -> None:
         self._context = context
         self._leases = leases_
         self._holds = holds
         self._hosts = hosts
         self._auth = auth
+        self._preempting = preempting
         self._wake = asyncio.Event()
         self._wake_at_ms: int | None = None
         self._ticked_s = self._housekept_s = context.clock.monotonic_s()
@@ -145,6 +149,10 @@ class Loop:
             elif isinstance(decision, GiveUp):
                 context.keeper.waiting.drop(decision.ask_id)
                 context.background_task(placing.give_up(context, decision.ask_id, decision.why))
+            elif isinstance(decision, Preempt):
+                context.background_task(self._preempting.begin(decision, now))
+            elif isinstance(decision, Withdraw):
+                context.background_task(self._preempting.withdraw(decision.preemption_id, decision.why))
         for array_id, granted in of_arrays.items():
             context.background_task(placing.start_elements(context, array_id, granted, now))
         context.keeper.settled()

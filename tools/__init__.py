@@ -26,6 +26,7 @@ ALL: tuple[Tool, ...] = (
     jobs.retry_job,
     jobs.modify_job,
     jobs.signal_job,
+    jobs.checkpoint_job,
     jobs.hold_job,
     jobs.release_job,
     fleet.list_queues,

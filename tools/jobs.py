@@ -1,4 +1,4 @@
-"""submit_job, get_job, list_jobs, wait_job, cancel_job, retry_job, modify_job, signal_job, hold_job, release_job."""
+"""submit_job, get_job, list_jobs, wait_job, cancel_job, retry_job, modify_job, signal_job, checkpoint_job, hold_job, release_job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from cotenant.server.mcp.call import Call
 from cotenant.server.mcp.tasks import TASKS, BecameTask
 from cotenant.server.mcp.tool import Flat, tool
 from cotenant.server.model import text
-from cotenant.server.model.answers import CancelAnswer, ExplainAnswer, JobAnswer, JobList, LeaseAnswer, SignalAnswer
+from cotenant.server.model.answers import (
+    CancelAnswer,
+    ExplainAnswer,
+    JobAnswer,
+    JobList,
+    LeaseAnswer,
+    SaveAnswer,
+    SignalAnswer,
+)
 from cotenant.server.model.changes import JobChange
 from cotenant.server.model.spec import NOT_YET, JobSpec
 from cotenant.server.model.states import JOB_WAITING
@@ -336,13 +344,23 @@ async def signal_job(
     ],
     request_id: RequestId = None,
 ) -> SignalAnswer:
-    """Send a signal to the processes of a running job, for instance USR1 to make it save a checkpoint.
+    """Send a signal to the processes of a running job. To make it save a checkpoint use checkpoint_job.
 
     It reaches the newest attempt only; an answer means that it was delivered. To end a job use cancel_job. Refused with
     not_running: there is no process yet or any more, get_job says which; with bad_signal: the text names the possible
     ones; with outcome_unknown: it may have arrived, so look in tail_logs before you send it again.
     """
     return await call.control.jobs.signal(call.caller, job_id, signal, request_id=request_id)
+
+
+@tool(title="Save a checkpoint now", scope="write")
+async def checkpoint_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> SaveAnswer:
+    """Tell a running job to save a checkpoint now, without stopping it: by its checkpoint.signal and its notice file.
+
+    status is noticed at first; call again with the same request_id, or look at checkpoint in get_job, to see it saved.
+    Refused with no_checkpoints: it was submitted without checkpoint.
+    """
+    return await call.control.preempting.save_now(call.caller, job_id, request_id=request_id, reason=reason)
 
 
 @tool(title="Hold a waiting job, or suspend a running one", scope="write", idempotent=True, brief=True)

@@ -12,6 +12,7 @@ from cotenant.hostd.protocol import (
     CleanCheck,
     HostFacts,
     LogPage,
+    Progress,
     SlotRef,
     StartSpec,
     Welcome,
@@ -60,6 +61,12 @@ class Host(Protocol):
         ...
 
     async def resume(self, attempt_id: str) -> AttemptReport: ...
+
+    async def notice(
+        self, attempt_id: str, notice_id: str, what: str, why: str, by_s: float | None, signal: int | None
+    ) -> Progress:
+        """Tell a running attempt something, once per `notice_id`: `what` is save, stop or none (never mind)."""
+        ...
 
     async def probe(self, attempt_id: str) -> AttemptReport: ...
 

@@ -16,6 +16,7 @@ from cotenant.hostd.protocol import (
     Hello,
     HostFacts,
     LogPage,
+    Progress,
     SlotRef,
     StartSpec,
     Welcome,
@@ -286,6 +287,19 @@ class HostLink:
 
     async def resume(self, attempt_id: str) -> AttemptReport:
         return protocol.from_wire(AttemptReport, await self._call("resume", {"attempt_id": attempt_id}))
+
+    async def notice(
+        self, attempt_id: str, notice_id: str, what: str, why: str, by_s: float | None, signal: int | None
+    ) -> Progress:
+        args = {
+            "attempt_id": attempt_id,
+            "notice_id": notice_id,
+            "what": what,
+            "why": why,
+            "by_s": by_s,
+            "signal": signal,
+        }
+        return protocol.from_wire(Progress, await self._call("notice", args))
 
     async def probe(self, attempt_id: str) -> AttemptReport:
         return protocol.from_wire(AttemptReport, await self._call("probe", {"attempt_id": attempt_id}))

@@ -11,6 +11,7 @@ from cotenant.server.control.leases import Leases
 from cotenant.server.control.logins import Logins
 from cotenant.server.control.logs import Logs
 from cotenant.server.control.operate import Operate
+from cotenant.server.control.preempting import Preempting
 from cotenant.server.control.stopping import Confirmations
 from cotenant.server.control.tokens import Tokens
 from cotenant.server.control.waits import Waits
@@ -32,8 +33,11 @@ class Control:
         self.logins = Logins(context, self.auth)
         self.confirmations = Confirmations(context)
         self.waits = Waits(context)
-        self.hosts = Hosts(context, self.holds, self.jobs)
-        self.operate = Operate(context, self.views, self.leases, self.jobs, self.hosts, self.tokens, self.logins)
+        self.preempting = Preempting(context, self.jobs)
+        self.hosts = Hosts(context, self.holds, self.jobs, self.preempting)
+        self.operate = Operate(
+            context, self.views, self.leases, self.jobs, self.hosts, self.tokens, self.logins, self.preempting
+        )
 
     @property
     def changes(self) -> Changes:

@@ -10,7 +10,16 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from cotenant.hostd import protocol
-from cotenant.hostd.protocol import AttemptReport, CardLinks, CardProcess, CardState, CleanCheck, Hello, Welcome
+from cotenant.hostd.protocol import (
+    AttemptReport,
+    CardLinks,
+    CardProcess,
+    CardState,
+    CleanCheck,
+    Hello,
+    Progress,
+    Welcome,
+)
 from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.backends.link import HostLink, read_cards
 from cotenant.server.control import gangs, outcomes, placing
@@ -18,6 +27,7 @@ from cotenant.server.control import ranks as of_ranks
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import Holds, free_slots
 from cotenant.server.control.jobs import Jobs
+from cotenant.server.control.preempting import Preempting
 from cotenant.server.control.sightings import Sightings
 from cotenant.server.errors import Conflict, NotFound, OutcomeUnknown, Unreachable
 from cotenant.server.live import LiveHost
@@ -44,11 +54,12 @@ FLOOR_EVERY_S: Final = 3.0
 class Hosts:
     """Implements `backends.base.HostEvents`, and the part of the tick that looks after hosts."""
 
-    def __init__(self, context: Context, holds: Holds, jobs_: Jobs) -> None:
+    def __init__(self, context: Context, holds: Holds, jobs_: Jobs, preempting: Preempting) -> None:
         self._context = context
         self._holds = holds
         self._sightings = Sightings(context)
         self._jobs = jobs_
+        self._preempting = preempting
         self._down_since: dict[str, float] = {}
         self.take_over: set[str] = set()
         self.refusals: dict[str, tuple[str, str]] = {}
@@ -269,6 +280,8 @@ class Hosts:
             self._context.background_task(gangs.advance(self._context, report.attempt_id.partition(".")[0]))
         elif future.result() == "stop":
             self._context.background_task(of_ranks.stop_others(self._context, report.attempt_id))
+        if report.state not in outcomes.LIVING:
+            self._context.live.progress.pop(report.attempt_id, None)
         if future.result() == "stray":
             self._context.background_task(placing.stop_attempt(self._context, report.attempt_id, host, "evict", 10))
         elif report.clean and report.state not in outcomes.LIVING:
@@ -286,6 +299,9 @@ class Hosts:
         if name == "cards":
             cards, facts = read_cards(body)
             self._sightings.see(host, cards, facts, self._context.now())
+        elif name == "progress":
+            told = [protocol.from_wire(Progress, one) for one in body.get("attempts") or ()]
+            self._preempting.progress(host, told)
         elif name == "logs":
             jobs = [job for job in body.get("jobs") or () if isinstance(job, str)]
             self._context.changes.publish(frozenset(f"cotenant://jobs/{job}/log" for job in jobs))
@@ -428,6 +444,7 @@ class Hosts:
             self._once(f"suspend {job_id}", self._jobs.suspending.carry_out(job_id))
         for row in silent:
             self._once(f"start {row['id']}", placing.start_attempt(context, row["id"]))
+        self._once("preempting", self._preempting.tick())
         for row in unclean:
             if now - row["since_ms"] > 2000:
                 self._once(

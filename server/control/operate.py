@@ -16,6 +16,7 @@ from cotenant.server.control.jobs import Jobs
 from cotenant.server.control.leases import Leases
 from cotenant.server.control.logins import Logins
 from cotenant.server.control.outcomes import settle
+from cotenant.server.control.preempting import Preempting
 from cotenant.server.control.stopping import order_stop
 from cotenant.server.control.tokens import Tokens
 from cotenant.server.errors import BadRequest, Conflict, Forbidden, NotFound
@@ -34,8 +35,9 @@ class Operate:
     """The door for people's acts; tokens of agents are refused whatever their scopes."""
 
     def __init__(
-        self, context: Context, views: Views, leases_: Leases, jobs_: Jobs, hosts: Hosts, tokens: Tokens, logins: Logins
-    ) -> None:
+        self, context: Context, views: Views, leases_: Leases, jobs_: Jobs, hosts: Hosts, tokens: Tokens, logins: Logins,
+        preempting: Preempting,
+    ) -> None:  # fmt: skip
         self._context = context
         self._views = views
         self._leases = leases_
@@ -43,6 +45,7 @@ class Operate:
         self._hosts = hosts
         self._tokens = tokens
         self._logins = logins
+        self._preempting = preempting
         self.verbs: dict[str, tuple[str, Verb]] = {
             "token.create": ("admin", self._token_create),
             "token.list": ("admin", self._token_list),
@@ -154,8 +157,12 @@ class Operate:
         )
 
     async def _job_evict(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
-        _only(args, {"job_id"})
+        """Take a job off its cards: after a notice and a grace where it can save, at once with `now`."""
+        _only(args, {"job_id", "now"})
         job_id, now = _text(args, "job_id"), self._context.now()
+        at_once = _flag(args, "now") if args.get("now") is not None else False
+        if not at_once and await self._preempting.evict(caller, job_id, reason):
+            return asdict(await self._views.get_job(caller, job_id))
 
         def write(tx: Tx) -> None:
             row = jobs.get(tx, job_id)

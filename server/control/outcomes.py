@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cotenant.hostd.protocol import AttemptReport, ExitRecord, to_wire
 from cotenant.server.backends.base import HostRefused
-from cotenant.server.control import adopting, standing
+from cotenant.server.control import adopting, standing, victims
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import end_lease, free_slots
 from cotenant.server.model.caller import LOOP
@@ -138,6 +138,7 @@ def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptRepo
         by_epoch=attempt["epoch"],
         row=job,
         started_at_ms=job["started_at_ms"] or started,
+        resumed=0,
     )
     lease = leases.get(tx, attempt["lease_id"])
     if lease["state"] == "leased":
@@ -162,7 +163,13 @@ def _ended(
         boot_id=report.boot_id or attempt["boot_id"],
         # one that ended before its start was reported ran all the same
         started_at_ms=attempt["started_at_ms"] or (now - int(record.duration_s * 1000) if report.exit and not record.exec_error else None),
+        checkpoint=victims.checkpoint_json(report.progress, now) or attempt["checkpoint"],
     )  # fmt: skip
+    stopped = victims.ended(tx, attempt, job, report, record, failure, now)
+    if newest and stopped is not None and job["state"] == "running":
+        jobs.move(tx, job["id"], JobState.STOPPING, now, stop_reason=stopped)
+        job = jobs.get(tx, job["id"])
+        failure, message = "preempted", f"{message} after a notice"
     lease = leases.get(tx, attempt["lease_id"])
     if lease["state"] in ("leased", "running"):
         end_lease(tx, LOOP, lease, LeaseState.RELEASED, failure or "succeeded", now, clean=bool(report.clean))
@@ -239,6 +246,11 @@ def settle(
         return
     if failure is None:
         _finish(tx, job, JobState.SUCCEEDED, now, values, about)
+        return
+    if stop == "preempt":
+        # a planned stop is no attempt that failed; it goes to the head of its priority
+        jobs.move(tx, job["id"], JobState.PREEMPTED, now, resumed=1, not_before_ms=0, stop_reason=None, **values)
+        victims.preempted(tx, job, values, {**about, "now": now})
         return
     quick = started and attempt["started_at_ms"] is not None and now - attempt["started_at_ms"] < QUICK_MS
     quick_failures = job["quick_failures"] + 1 if quick else 0

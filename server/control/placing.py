@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from cotenant.hostd.protocol import AttemptReport, SlotRef, StartSpec
 from cotenant.server.backends.base import Host, HostRefused
-from cotenant.server.control import grants, outcomes
+from cotenant.server.control import grants, outcomes, victims
 from cotenant.server.control.context import Context
 from cotenant.server.control.secrets import SecretUnreadable, read_secret
 from cotenant.server.deciding.world import Slot
@@ -157,13 +157,16 @@ def _intend(
         },
         held,
     )  # fmt: skip
+    resume = victims.resume_point(tx, job["id"], parse_kept(job["spec"]), epoch)
     jobs.insert_attempt(
         tx,
         {
             "id": attempt_id, "job_id": job["id"], "epoch": epoch, "lease_id": lease_id, "fence": fence, "host": host,
-            "state": "intended", "created_at_ms": now, "nodes": len(hosts),
+            "state": "intended", "created_at_ms": now, "nodes": len(hosts), "resumed_from": resume.path, "message": resume.words or None,
         },
     )  # fmt: skip
+    for asker in dict.fromkeys((job["id"], job["array_id"])):
+        victims.asker_started(tx, asker, lease_id, now)
     if len(hosts) > 1:
         ranks.insert(tx, attempt_id, hosts)
     old = "queued" if job["state"] == "deploying" else job["state"]  # an element is written down as it starts
@@ -238,7 +241,9 @@ async def _ask_to_start(context: Context, intended: Intended) -> None:
         report = await link.start(spec)
     except HostRefused as refused:
         context.doubt_cards(refused, [slot.uuid for slot in spec.slots])
-        if refused.code == "spec_conflict":
+        if refused.code == "no_checkpoint":
+            await _from_zero(context, attempt_id)
+        elif refused.code == "spec_conflict":
             # it is there, started from an earlier wording of the same intent: what it does counts
             await outcomes.attempt_report(context, attempt["host"], await link.probe(attempt_id))
         else:
@@ -254,6 +259,24 @@ async def _ask_to_start(context: Context, intended: Intended) -> None:
             if not context.db.peek(lambda c: _awaits_word(c, attempt_id)):
                 return
         await outcomes.attempt_report(context, attempt["host"], report)
+
+
+async def _from_zero(context: Context, attempt_id: str) -> None:
+    """The checkpoint is not on the host: the attempt begins anew, and says so."""
+
+    def write(tx: Tx) -> bool:
+        attempt = jobs.find_attempt(tx, attempt_id)
+        if attempt is None or attempt["state"] != "intended" or attempt["resumed_from"] is None:
+            return False
+        words = f"starts from zero: {attempt['resumed_from']} is not on host {attempt['host']}"
+        tx.execute("UPDATE attempt SET resumed_from = NULL, message = ? WHERE id = ?", (words, attempt_id))
+        job = jobs.get(tx, attempt["job_id"])
+        events.append(tx, "job.not_resumed", LOOP, context.now(), owner=job["owner"], severity="warning", job_id=job["id"],
+                      attempt_id=attempt_id, host=attempt["host"], pool=job["pool"], reason=words)  # fmt: skip
+        return True
+
+    if await context.db.write(write):
+        await start_attempt(context, attempt_id)
 
 
 def _awaits_word(connection: sqlite3.Connection, attempt_id: str) -> bool:
@@ -311,7 +334,7 @@ def start_spec(
         lease_id=attempt["lease_id"],
         epoch=attempt["epoch"],
         fence=attempt["fence"],
-        argv=tuple(spec.argv),
+        argv=victims.resumed_argv(spec, attempt["resumed_from"]),
         slots=tuple(SlotRef(s["uuid"], s["share"], s["shares"]) for s in slots),
         env=variables,
         secret_env={ref.env: read_secret(ref.env, Path(ref.file), context.settings.data_dir) for ref in spec.secrets},
@@ -320,6 +343,8 @@ def start_spec(
         time_limit_s=job["hours_ms"] / 1000,
         stop_grace_s=float(spec.stop_grace_s),
         visible_by=host.cuda_visible_by if host else "index",
+        checkpoint=victims.checkpoint_ref(spec),
+        resume_path=attempt["resumed_from"],
     )
 
 
@@ -372,6 +397,7 @@ async def grant_claim(context: Context, lease_id: str, slots: list[Slot], now: i
             **grants.booked(needs),
         }  # fmt: skip
         leases.grant(tx, lease_id, held, values, now)
+        victims.asker_started(tx, lease_id, lease_id, now)
         events.append(
             tx, "lease.granted", LOOP, now, owner=row["owner"], lease_id=lease_id, host=slots[0].host, pool=row["pool"], old="queued",
             new="leased", args={"slots": grants.slots_for_event(held), "fence": fence, "human": row["human"], **numbers},

@@ -39,6 +39,7 @@ def order_stop(
         live = jobs.live_attempt(tx, row["id"])
         assert live is not None, "an active job has an attempt"
         jobs.move_attempt(tx, live["id"], AttemptState.STOPPING, stop_reason=reason)
+        tx.dirty.add(("lease", live["lease_id"]))  # who ends is no victim any more
         events.append(
             tx, "job.stopping", by, now, owner=row["owner"], job_id=row["id"], attempt_id=live["id"], host=live["host"], old=row["state"],
             new="stopping", reason=why or reason, request_id=request_id, args={"confirmed": confirmed, "stop": reason},

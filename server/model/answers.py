@@ -333,6 +333,7 @@ class AttemptAnswer:
     failure_class: str | None  # oom | gpu | host | signal | time_limit | code | start | lost | preempted
     message: str | None
     ranks: list[RankAnswer] = field(default_factory=list)  # of a job over several hosts
+    resumed_from: str | None = None  # the checkpoint that it went on from
 
 
 @dataclass(frozen=True)
@@ -357,6 +358,50 @@ class ArrayAnswer:
     failed: int
     cancelled: int
     max_parallel: int | None
+
+
+@dataclass(frozen=True)
+class CheckpointAnswer:
+    """The newest complete checkpoint of a job. `skipped` names newer ones that are not complete, with the reason."""
+
+    path: str | None
+    size_bytes: int | None
+    age_s: int | None
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PreemptionAnswer:
+    """A stop for a higher priority, or an eviction: notice, save, stop. The same row stands in both jobs."""
+
+    preemption_id: str
+    reason: str  # preempt | evict
+    state: str  # noticed | stopping | done | withdrawn
+    role: str  # victim | asker
+    victim: str  # job id
+    asker: str | None  # job id, or lease id of a claim
+    why: str
+    slots: list[SlotAnswer]
+    noticed_at: str
+    stop_by: str | None  # when the grace ends, while it runs
+    saved: bool  # a complete checkpoint newer than the notice
+    checkpoint: str | None  # what the victim goes on from; null for callers who may not look inside
+    grace_s: int
+    grace_used_s: int | None
+    lost_s: int | None  # seconds of work since that checkpoint
+    outcome: str | None
+
+
+@dataclass(frozen=True)
+class SaveAnswer:
+    """`status`: noticed (it was told, no new checkpoint yet), saved, not_saved (none came in time)."""
+
+    job_id: str
+    attempt_id: str
+    notice_id: str
+    status: str
+    told: bool  # its host has given it the notice
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -404,6 +449,8 @@ class JobAnswer:
     deduplicated: bool = False
     near_cap: bool = False
     queue_position: int | None = None
+    checkpoint: CheckpointAnswer | None = None
+    preemptions: list[PreemptionAnswer] = field(default_factory=list)
     spec: dict[str, Any] | None = None  # in a dry run: the resolved spec
     dry_run: bool = False
     would_start: bool | None = None  # in a dry run

@@ -51,14 +51,16 @@ class GpuRange(_Strict):
 
 
 class CheckpointSpec(_Strict):
-    """How the job saves its progress. Recorded; used when attempts resume."""
+    """How the job saves its progress: watched while it runs, and where a new attempt goes on from."""
 
-    dir: str = Field(description="directory on the host that holds checkpoints")
+    dir: str = Field(min_length=1, description="directory on the host that holds checkpoints; relative to workdir")
     interval_s: int | None = Field(default=None, ge=1, le=24 * 31 * 3600, description="seconds between saves")
     resume_arg: str | None = Field(
         default=None, description="argument that takes the checkpoint's path, e.g. --resume={path}"
     )
-    manifest: str | None = None
+    manifest: str | None = Field(
+        default=None, description="file written last: in a checkpoint's directory, or {name}.done beside it"
+    )
     signal: str | None = Field(default=None, description="signal that asks for a save, e.g. SIGUSR1")
 
 
@@ -184,6 +186,16 @@ class JobSpec(_Strict):
         if value is not None and (not value.startswith("/") or "\0" in value):
             raise ValueError("must be an absolute path on the host")
         return value
+
+    @model_validator(mode="after")
+    def _saves(self) -> JobSpec:
+        if self.checkpoint is not None:
+            if not self.checkpoint.dir.startswith("/") and self.workdir is None:
+                raise ValueError("checkpoint.dir must be absolute, or workdir given")
+            name = self.checkpoint.signal
+            if name is not None and name.upper().removeprefix("SIG") not in ("USR1", "USR2", "HUP", "INT", "WINCH"):
+                raise ValueError("checkpoint.signal must be SIGUSR1, SIGUSR2, SIGHUP, SIGINT or SIGWINCH")
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> JobSpec:

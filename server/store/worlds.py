@@ -10,7 +10,7 @@ from typing import Any
 
 from cotenant.server.deciding.world import Ask, Holding, Needs, SlotKey
 from cotenant.server.model.spec import JobSpec, parse_kept
-from cotenant.server.store import dependencies
+from cotenant.server.store import dependencies, preemptions
 
 # Each repeats the condition of the partial index over what lives, without which SQLite would walk all that ever was.
 _JOBS = (
@@ -19,7 +19,7 @@ _JOBS = (
 )
 _CLAIMS = "SELECT * FROM lease WHERE state IN ('queued', 'leased', 'running') AND state = 'queued'"
 _LIVING = (
-    "SELECT l.*, j.priority AS job_priority, j.state AS job_state, j.spec AS job_spec, j.array_id"
+    "SELECT l.*, j.priority AS job_priority, j.state AS job_state, j.spec AS job_spec, j.array_id, j.preempt_agreed AS job_agreed"
     " FROM lease l LEFT JOIN job j ON j.id = l.job_id WHERE {where}"
 )
 
@@ -159,7 +159,7 @@ def holdings(
         slots = of_use.get((row["id"], "held" if alive else "cleaning"), [])
         if not (alive or slots):
             continue
-        stop_s = 10 if row["job_spec"] is None else json.loads(row["job_spec"]).get("stop_grace_s", 10)
+        spec = {} if row["job_spec"] is None else json.loads(row["job_spec"])
         holding = Holding(
             id=row["id"],
             kind=row["kind"],
@@ -183,8 +183,14 @@ def holdings(
             memory_mib=row["memory_mib"],
             disk_mib=row["disk_mib"],
             exclusive=bool(row["exclusive"]),
-            stop_s=stop_s,
             array=row["array_id"] or "",
+            stop_s=spec.get("stop_grace_s", 10),
+            # a gang would have to save on all its hosts: it is no victim
+            preemptible=row["job_id"] is not None and spec.get("preemptible", True) and spec.get("nodes", 1) == 1,
+            resumable=spec.get("resumable", False) or row["job_agreed"] is not None,
+            immune_until_ms=preemptions.immune_until_ms(connection, row["job_id"]) if row["job_id"] and alive else 0,
+            stopping=row["job_state"] == "stopping",
+            idle_notice_ms=row["idle_notice_ms"],
         )
         (living if alive else ended)[row["id"]] = holding
     return living, ended, uses

@@ -86,7 +86,14 @@ class Bench:
         logging.getLogger("cotenant").addHandler(self.mistakes)
         self.control = await self._stack.enter_async_context(core(self.settings, self.clock, self.ids))
         context = self.control.context
-        self.loop = Loop(context, self.control.leases, self.control.holds, self.control.hosts, self.control.auth)
+        self.loop = Loop(
+            context,
+            self.control.leases,
+            self.control.holds,
+            self.control.hosts,
+            self.control.auth,
+            self.control.preempting,
+        )
         context.wake = self.loop.wake
         await self.loop.renew_all("the server was down")
         for name, token in self.tokens.items():
@@ -177,6 +184,15 @@ class Bench:
 
         body = {"cards": [to_wire(card) for card in cards], "facts": to_wire(machine.facts())}
         self.control.hosts.telemetry(machine.name, "cards", body)
+
+    async def tell(self, attempt_id: str, machine: Machine | None = None, **seen: Any) -> None:
+        """The machine tells what it sees of an attempt's work; see `Machine.works`."""
+        from cotenant.hostd.protocol import to_wire
+
+        machine = machine or self.machine
+        body = {"attempts": [to_wire(machine.works(attempt_id, **seen))]}
+        self.control.hosts.telemetry(machine.name, "progress", body)
+        await self.settle()
 
     # ---- time
 

@@ -21,11 +21,13 @@ from cotenant.hostd.protocol import (
     CardLinks,
     CardProcess,
     CardState,
+    CheckpointSeen,
     CleanCheck,
     ExitRecord,
     Hello,
     HostFacts,
     LogPage,
+    Progress,
     Refused,
     SlotRef,
     StartSpec,
@@ -112,12 +114,15 @@ class Machine:
     dirty: dict[str, list[CardProcess]] = field(default_factory=dict)  # uuid -> what stays on the card
     outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
     obeys_stops: bool = True
+    lost_files: set[str] = field(default_factory=set)
     starts_slowly: bool = False
     deaf: bool = False  # its shims do not come to suspend anything
     stands_ms: int = 60_000
     exits_at_once: int | None = None
     asked: Counter[str] = field(default_factory=Counter)
     signals: list[tuple[str, int]] = field(default_factory=list)  # (attempt, number) of every signal that arrived
+    notices: list[tuple[str, str, str]] = field(default_factory=list)  # (attempt, what, why) of every notice, each once
+    progress: dict[str, Progress] = field(default_factory=dict)  # attempt -> what is seen of its work
     history: list[tuple[str, str, int]] = field(default_factory=list)  # (job, attempt, fence) of every process
     broken: list[str] = field(default_factory=list)  # rules that the server has made the machine break
     _seq: Any = field(default_factory=lambda: itertools.count(1))
@@ -147,7 +152,26 @@ class Machine:
         if values.get("signal") is not None or values.get("exec_error") is not None:
             values["code"] = None
         over = {"state": "exited", "exit": ExitRecord(**values), "clean": clean, "pid": None, "suspended": False}
-        self._put(replace(known, **over))
+        self._put(replace(known, **over, progress=self.progress.get(attempt_id)))
+
+    def works(self, attempt_id: str, **seen: Any) -> Progress:
+        """Something is seen of an attempt's work: fields of Progress; `path` for a complete checkpoint."""
+        known = self.attempts[attempt_id]
+        path = seen.pop("path", None)
+        if path is not None:
+            seen["checkpoint"] = CheckpointSeen(path.rsplit("/", 1)[-1], path, 1000, seen.pop("age_ms", 0))
+        before = self.progress.get(attempt_id, Progress(attempt_id, known.lease_id))
+        self.progress[attempt_id] = replace(before, **seen)
+        return self.progress[attempt_id]
+
+    def notice(self, attempt_id: str, notice_id: str, what: str, why: str) -> Progress:
+        known = self.attempts.get(attempt_id)
+        if known is None or known.state not in LIVING:
+            raise Refused("not_running", "the attempt has no process now")
+        if self.works(attempt_id).notice != notice_id:
+            self.notices.append((attempt_id, what, why))
+            self.works(attempt_id, notice=None if what == "none" else notice_id, saved=False)
+        return self.progress[attempt_id]
 
     def got_clean(self, attempt_id: str) -> None:
         """What an ended attempt had left behind is gone."""
@@ -260,6 +284,8 @@ class Machine:
         if spec.attempt_id in self.tombstones:
             raise Refused("tombstoned", "a stop came before its start")
         self._check(spec.lease_id, spec.fence, spec.slots, spec.attempt_id)
+        if spec.resume_path is not None and spec.resume_path in self.lost_files:
+            raise Refused("no_checkpoint", f"{spec.resume_path} is not on this host")
         if spec.workdir == "/missing":
             raise Refused("bad_workdir", "/missing is not a directory")
         for slot in spec.slots:
@@ -443,6 +469,26 @@ class FakeHost:
     async def resume(self, attempt_id: str) -> AttemptReport:
         args = {"attempt_id": attempt_id}
         return self._ask("resume", args, AttemptReport, lambda a: self.machine.stand(a["attempt_id"], False))
+
+    async def notice(
+        self, attempt_id: str, notice_id: str, what: str, why: str, by_s: float | None, signal: int | None
+    ) -> Progress:
+        args = {
+            "attempt_id": attempt_id,
+            "notice_id": notice_id,
+            "what": what,
+            "why": why,
+            "by_s": by_s,
+            "signal": signal,
+        }
+
+        def do(a: dict[str, Any]) -> Progress:
+            found = self.machine.notice(a["attempt_id"], a["notice_id"], a["what"], a["why"])
+            if a["signal"] is not None:
+                self.machine.signals.append((a["attempt_id"], a["signal"]))
+            return found
+
+        return self._ask("notice", args, Progress, do)
 
     async def probe(self, attempt_id: str) -> AttemptReport:
         return self._ask(

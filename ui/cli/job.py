@@ -61,6 +61,7 @@ def configure(parser: Parser, _: str) -> None:
     _as_operator(modify)
     signal = _on_job(parser, "signal", act_signal, "send a signal to a running job's processes", more=" USR1")
     signal.add_argument("signal", metavar="SIGNAL", help="name or number, such as USR1, CONT, 12")
+    _on_job(parser, "checkpoint", act_checkpoint, "tell a running job to save a checkpoint now, without stopping it")
     hold = _on_job(parser, "hold", act_hold, "keep a waiting job from starting")
     _on_elements(hold)
     _as_operator(hold, reason_for="why; recorded")
@@ -81,6 +82,7 @@ def configure(parser: Parser, _: str) -> None:
     hand_over.add_argument("to", metavar="TO", help="who shall have it; your own name to accept an offer")
     evict = _on_job(parser, "evict", act_evict, "take a running job off its cards (people only)", more=' --reason "…"')
     evict.add_argument("--reason", required=True, help="why; the owner and the audit see it")
+    evict.add_argument("--now", action="store_true", help="do not give it time to save first")
     ask.yes_option(evict)
     abandon = _on_job(
         parser,
@@ -292,6 +294,19 @@ def act_signal(args: argparse.Namespace) -> int:
     return 0 if answer["delivered"] else EXIT_REFUSED
 
 
+def act_checkpoint(args: argparse.Namespace) -> int:
+    answer = ask.client(args).call_tool("checkpoint_job", {"job_id": args.job})
+    if args.json:
+        show.as_json(answer)
+    elif answer["status"] == "saved":
+        show.out(f"saved: {show.cell(answer.get('checkpoint') or '-')}")
+    else:
+        show.out(
+            f"{answer['attempt_id']} {'was told to save' if answer['told'] else 'will be told when its host answers'}"
+        )
+    return 0
+
+
 def _signal_name(word: str) -> str:
     """USR1 for 10: kill takes numbers, the server names. Raises Usage for a number that is no signal."""
     import signal
@@ -351,7 +366,7 @@ def hand_over(args: argparse.Namespace, object_id: str) -> int:
 def act_evict(args: argparse.Namespace) -> int:
     client = ask.client(args)
     ask.sure(args, f"Take job {args.job} off its cards?")
-    return _brief(args, client.operate("job.evict", {"job_id": args.job}, args.reason))
+    return _brief(args, client.operate("job.evict", {"job_id": args.job, "now": args.now}, args.reason))
 
 
 def act_abandon(args: argparse.Namespace) -> int:
@@ -383,6 +398,28 @@ def _elements(job: Answer) -> str | None:
         return None if job.get("array_id") is None else f"number {job['array_index']} of {job['array_id']}"
     limit = f", at most {array['max_parallel']} at once" if array["max_parallel"] is not None else ""
     return f"{array['indices']} of {array['size']}; {standing(job).partition(': ')[2]}{limit}"
+
+
+def _checkpoint(seen: Answer | None) -> str | None:
+    if not seen:
+        return None
+    newest = f"{seen['path']} ({show.span(seen['age_s'])} old)" if seen.get("path") else "none complete"
+    return "; ".join([newest, *(f"not {skipped}" for skipped in seen.get("skipped") or ())])
+
+
+def _preemption(one: Answer) -> str:
+    """A stop for a higher priority, or an eviction, in one line."""
+    whom = "evicted" if one["reason"] == "evict" else "preempted"
+    about = f"{whom} for {one['asker']}" if one["role"] == "victim" and one.get("asker") else whom
+    if one["role"] == "asker":
+        about = f"{one['victim']} is {whom} for it"
+    parts = [f"{about}: {one['state']}", "saved" if one["saved"] else "not saved"]
+    for key, word in (("grace_used_s", "grace used"), ("lost_s", "work lost")):
+        if one.get(key) is not None:
+            parts.append(f"{word} {show.span(one[key])}")
+    if one.get("outcome"):
+        parts.append(str(one["outcome"]))
+    return show.ours(", ".join(parts))
 
 
 def tell(job: Answer) -> None:
@@ -430,9 +467,12 @@ def tell(job: Answer) -> None:
             ("not before", clock(job.get("not_before"))),
             ("not after", clock(job.get("not_after"))),
             ("retry of", job.get("retry_of")),
+            ("checkpoint", _checkpoint(job.get("checkpoint"))),
         ]
     )
     show.blockers(job)
+    for one in job.get("preemptions") or ():
+        show.out(_preemption(one))
     if job["attempts"]:
         show.out()
         rows = (

@@ -99,6 +99,7 @@ def configure(parser: Parser, _: str) -> None:
     runs.add_argument("--not-preemptible", action="store_true", help="never stopped for a higher priority")
     runs.add_argument("--checkpoint-dir", metavar="DIR", help="directory on the host that holds checkpoints")
     runs.add_argument("--checkpoint-interval", type=int, metavar="S", help="seconds between saves")
+    runs.add_argument("--checkpoint-signal", metavar="SIG", help="signal that asks it to save, such as SIGUSR1")
     runs.add_argument(
         "--resume-arg", metavar="TEXT", help="argument that takes the checkpoint's path, such as --resume={path}"
     )
@@ -344,8 +345,13 @@ def _env(words: list[str]) -> dict[str, str] | None:
 
 def _checkpoint(args: argparse.Namespace) -> Answer | None:
     if not args.checkpoint_dir:
-        if args.checkpoint_interval or args.resume_arg:
-            raise Usage("--checkpoint-interval and --resume-arg need --checkpoint-dir.")
+        if args.checkpoint_interval or args.resume_arg or args.checkpoint_signal:
+            raise Usage("--checkpoint-interval, --checkpoint-signal and --resume-arg need --checkpoint-dir.")
         return None
-    values = {"dir": args.checkpoint_dir, "interval_s": args.checkpoint_interval, "resume_arg": args.resume_arg}
+    values = {
+        "dir": args.checkpoint_dir,
+        "interval_s": args.checkpoint_interval,
+        "resume_arg": args.resume_arg,
+        "signal": args.checkpoint_signal,
+    }
     return {key: value for key, value in values.items() if value is not None}

@@ -26,6 +26,7 @@ TOOLS: dict[str, str] = {
     "cancel_job": "cotenant job cancel",
     "retry_job": "cotenant job retry",
     "signal_job": "cotenant job signal",
+    "checkpoint_job": "cotenant job checkpoint",
     "hold_job": "cotenant job hold",
     "release_job": "cotenant job release",
     "list_queues": "cotenant queues",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from cotenant.server.clock import iso, iso_or_none
@@ -14,7 +15,7 @@ from cotenant.server.model.caller import Caller
 from cotenant.server.model.spec import JobSpec
 from cotenant.server.model.states import JOB_FINAL, TASK_STATUS, JobState
 from cotenant.server.model.text import clean, mask, signal_name
-from cotenant.server.store import arrays, dependencies
+from cotenant.server.store import arrays, dependencies, preemptions
 from cotenant.server.store import leases as lease_rows
 from cotenant.server.store import ranks as rank_rows
 from cotenant.server.store.views.arrays import array_answer, find_unstarted, index_of, no_such_array, no_such_job
@@ -54,22 +55,25 @@ class JobViews(View):
             NotFound: no such job.
         """
 
-        def read(c: sqlite3.Connection) -> tuple[Any, sqlite3.Row | None, list[sqlite3.Row], _Slots, _Ranks]:
+        def read(
+            c: sqlite3.Connection,
+        ) -> tuple[Any, sqlite3.Row | None, list[sqlite3.Row], _Slots, _Ranks, list[sqlite3.Row]]:
             row = c.execute("SELECT * FROM job WHERE id = ?", (job_id,)).fetchone()
             if row is None:
                 row = find_unstarted(c, job_id)
                 if row is None:
                     raise no_such_job(c, job_id)
-                return row, None, [], {}, {}
+                return row, None, [], {}, {}, []
             array = arrays.find(c, job_id) if arrays.is_array(row) else None
             attempts = c.execute(
                 "SELECT * FROM attempt WHERE job_id = ? ORDER BY epoch DESC LIMIT 20", (job_id,)
             ).fetchall()
             slots = {t["lease_id"]: lease_rows.slots(c, t["lease_id"]) for t in attempts}
-            return row, array, attempts, slots, {t["id"]: rank_rows.of(c, t["id"]) for t in attempts if t["nodes"] > 1}
+            ranks = {t["id"]: rank_rows.of(c, t["id"]) for t in attempts if t["nodes"] > 1}
+            return row, array, attempts, slots, ranks, preemptions.of_job(c, job_id)
 
-        row, array, attempts, slots, ranks = self._c.db.peek(read)
-        return self._job(caller, row, array, attempts, slots, ranks)
+        row, array, attempts, slots, ranks, stops = self._c.db.peek(read)
+        return self._job(caller, row, array, attempts, slots, ranks, stops)
 
     def find_state(self, job_id: str) -> str | None:
         """A job's state, or None where there is no such job."""
@@ -89,6 +93,7 @@ class JobViews(View):
         attempts: list[sqlite3.Row],
         slots: _Slots,
         ranks: _Ranks,
+        stops: list[sqlite3.Row],
     ) -> a.JobAnswer:
         now = self._c.now()
         spec = json.loads(row["spec"])
@@ -157,11 +162,21 @@ class JobViews(View):
             after=[] if row["array_index"] is not None else self._after(row["id"]),
             not_before=iso_or_none(row["opens_at_ms"] or None),
             not_after=iso_or_none(row["closes_at_ms"]),
+            checkpoint=_checkpoint(attempts, now) if inside else None,
+            preemptions=[preemption_answer(stop, row["id"], self._slot, inside=inside) for stop in stops],
         )
 
     def _after(self, job_id: str) -> list[a.AfterAnswer]:
         waits = self._c.db.peek(lambda c: dependencies.of_job(c, job_id))
         return [a.AfterAnswer(on.what, on.needs, on.met) for on in waits]
+
+    def _slot(self, key: list[Any]) -> a.SlotAnswer:
+        host, uuid, share = key
+        try:
+            slot = self._c.keeper.slot((host, uuid, share))
+        except KeyError:
+            return a.SlotAnswer(host, None, uuid, share)
+        return a.SlotAnswer(host, slot.index, uuid, share if slot.shares > 1 else None)
 
     def _blockers(self, row: Any) -> tuple[Blocker, ...]:
         found: tuple[Blocker, ...] = self._c.keeper.waiting.blockers(row["id"])
@@ -229,6 +244,7 @@ class JobViews(View):
                 )
                 for r in ranks
             ],
+            resumed_from=row["resumed_from"] if inside else None,
         )
 
     async def list_jobs(
@@ -361,6 +377,44 @@ class JobViews(View):
             spec=spec.model_dump(mode="json", exclude={"env", "secrets"}, exclude_none=True), dry_run=True, would_start=keys is not None,
             nodes=spec.nodes,
         )  # fmt: skip
+
+
+def _checkpoint(attempts: list[sqlite3.Row], now: int) -> a.CheckpointAnswer | None:
+    """The newest complete checkpoint of all attempts, newest attempt first."""
+    skipped: list[str] = []
+    for attempt in attempts:
+        kept = json.loads(attempt["checkpoint"]) if attempt["checkpoint"] else {}
+        skipped += kept.get("skipped", [])
+        if "path" in kept:
+            age = max(0, (now - kept["at_ms"]) // 1000)
+            return a.CheckpointAnswer(kept["path"], kept["size_bytes"], age, [clean(s, 200) for s in skipped])
+    return a.CheckpointAnswer(None, None, None, [clean(s, 200) for s in skipped]) if skipped else None
+
+
+def preemption_answer(
+    row: sqlite3.Row, job_id: str, slot: Callable[[list[Any]], a.SlotAnswer], *, inside: bool
+) -> a.PreemptionAnswer:
+    """A preemption as one of its two jobs shows it."""
+    told = row["told_at_ms"]
+    victim = row["job_id"] == job_id
+    return a.PreemptionAnswer(
+        preemption_id=row["id"],
+        reason=row["reason"],
+        state=row["state"],
+        role="victim" if victim else "asker",
+        victim=row["job_id"],
+        asker=row["asker_id"],
+        why=clean(row["why"], 300),
+        slots=[slot(key) for key in json.loads(row["slots"])],
+        noticed_at=iso(row["noticed_at_ms"]),
+        stop_by=iso(told + row["grace_s"] * 1000) if row["state"] == "noticed" and told is not None else None,
+        saved=bool(row["saved"]),
+        checkpoint=row["checkpoint"] if inside and victim else None,
+        grace_s=row["grace_s"],
+        grace_used_s=None if row["grace_used_ms"] is None else row["grace_used_ms"] // 1000,
+        lost_s=None if row["lost_ms"] is None else row["lost_ms"] // 1000,
+        outcome=row["victim_outcome"] if victim else row["outcome"],
+    )
 
 
 def _stood_ms(attempt: sqlite3.Row, now: int) -> int:

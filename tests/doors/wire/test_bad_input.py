@@ -61,6 +61,7 @@ COMPLETE: dict[str, dict[str, Any]] = {
     "submit_job": {"command": "true", "gpus": 0},
     "hand_over": {"object_id": "lse_none", "to": "bob-agent"},
     "signal_job": {"job_id": "job_none", "signal": "USR1"},
+    "checkpoint_job": {"job_id": "job_none"},
     "acquire_lease": {},
 }
 
@@ -165,7 +166,7 @@ async def test_nobody_else_may_touch_a_job_or_see_inside(server: Any, tokens: di
         await alice.until(job_id, "running")
         before = (await bob.call("list_events", limit=500))["cursor"]
         for name, arguments in {
-            "cancel_job": {}, "hold_job": {}, "release_job": {}, "retry_job": {}, "signal_job": {"signal": "USR1"}, "tail_logs": {},
+            "cancel_job": {}, "hold_job": {}, "release_job": {}, "retry_job": {}, "checkpoint_job": {}, "signal_job": {"signal": "USR1"}, "tail_logs": {},
         }.items():  # fmt: skip
             text = await bob.refused(name, job_id=job_id, **arguments)
             assert text.startswith(("not_yours: ", "not_visible: ", "forbidden: ")), text

@@ -353,14 +353,13 @@ async def signal_job(
     return await call.control.jobs.signal(call.caller, job_id, signal, request_id=request_id)
 
 
-@tool(title="Save a checkpoint now", scope="write")
-async def checkpoint_job(call: Call, job_id: JobId, reason: Reason = "", request_id: RequestId = None) -> SaveAnswer:
-    """Tell a running job to save a checkpoint now, without stopping it: by its checkpoint.signal and its notice file.
+@tool(title="Save a checkpoint now", scope="write", brief=True)
+async def checkpoint_job(call: Call, job_id: JobId, request_id: RequestId = None) -> SaveAnswer:
+    """Make a running job save a checkpoint now, without stopping it, by its checkpoint.signal and notice file.
 
-    status is noticed at first; call again with the same request_id, or look at checkpoint in get_job, to see it saved.
-    Refused with no_checkpoints: it was submitted without checkpoint.
+    get_job shows the new checkpoint. Refused with no_checkpoints: it was submitted without checkpoint.
     """
-    return await call.control.preempting.save_now(call.caller, job_id, request_id=request_id, reason=reason)
+    return await call.control.preempting.save_now(call.caller, job_id, request_id=request_id)
 
 
 @tool(title="Hold a waiting job, or suspend a running one", scope="write", idempotent=True, brief=True)

@@ -450,7 +450,7 @@ class JobAnswer:
     near_cap: bool = False
     queue_position: int | None = None
     checkpoint: CheckpointAnswer | None = None
-    preemptions: list[PreemptionAnswer] = field(default_factory=list)
+    preemptions: list[dict[str, Any]] = field(default_factory=list)  # PreemptionAnswer; its schema would be long
     spec: dict[str, Any] | None = None  # in a dry run: the resolved spec
     dry_run: bool = False
     would_start: bool | None = None  # in a dry run

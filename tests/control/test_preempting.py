@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ async def stage(make_bench: Any, toml: str = POOL, **spec: Any) -> tuple[Bench, 
 
 async def seen(bench: Bench, owner: str, job: str) -> Any:
     """The job's newest preemption as its owner sees it."""
-    return (await bench.control.views.get_job(bench.callers[owner], job)).preemptions[0]
+    return SimpleNamespace(**(await bench.control.views.get_job(bench.callers[owner], job)).preemptions[0])
 
 
 async def test_notice_save_stop_asker_and_back_from_that_checkpoint(make_bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from cotenant.server.clock import iso, iso_or_none
@@ -163,7 +164,7 @@ class JobViews(View):
             not_before=iso_or_none(row["opens_at_ms"] or None),
             not_after=iso_or_none(row["closes_at_ms"]),
             checkpoint=_checkpoint(attempts, now) if inside else None,
-            preemptions=[preemption_answer(stop, row["id"], self._slot, inside=inside) for stop in stops],
+            preemptions=[asdict(preemption_answer(stop, row["id"], self._slot, inside=inside)) for stop in stops],
         )
 
     def _after(self, job_id: str) -> list[a.AfterAnswer]:

@@ -132,6 +132,29 @@ async def test_a_gang_waits_until_enough_is_free_on_enough_hosts_and_books_on_ea
     assert (await shown(pair, second)).blockers[0].code in ("host_cpu", "busy")
 
 
+async def test_the_elements_of_an_array_can_be_gangs(pair: Bench) -> None:
+    array = await gang(pair, gpus=1, array=3)
+    elements = [
+        row["id"]
+        for row in pair.rows(
+            "SELECT id FROM job WHERE array_id = ? AND array_index IS NOT NULL ORDER BY array_index", array
+        )
+    ]
+    assert [running(pair, job) for job in elements] == [["h1", "h2"]] * 2, "two fit at once"
+    for rank in (0, 1):
+        await end(pair, elements[0], rank)
+    (third,) = [
+        row["id"]
+        for row in pair.rows("SELECT id FROM job WHERE array_id = ? AND array_index IS NOT NULL", array)
+        if row["id"] not in elements
+    ]
+    assert running(pair, third) == ["h1", "h2"]
+    for job in (elements[1], third):
+        for rank in (0, 1):
+            await end(pair, job, rank)
+    assert (await shown(pair, array)).state == "succeeded"
+
+
 async def test_more_hosts_than_there_are_is_refused(pair: Bench) -> None:
     with pytest.raises(QuotaExceeded) as refused:
         await gang(pair, nodes=3)

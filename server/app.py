@@ -63,7 +63,7 @@ inference, CUDA builds or tests), or to see who uses the machines, why something
 House rules:
 1. Ask quota first: call quota_status before any GPU work and plan within it.
 2. Queue, do not hammer: submit_job queues by itself; acquire_lease with when_full="queue" waits in line. Then wait_job. \
-Never poll for a free card, never submit the same thing twice; get_job says under blockers why it waits.
+Never poll for a free card, never submit the same thing twice; explain_job says why it waits and what would help.
 3. Release what you do not use: prefer submit_job, which gives cards back by itself. With acquire_lease: heartbeat while \
 you work, release_lease as soon as you are done. Before you finish, list_leases(holder=your name) must be empty.
 4. Cooperate with preemption: when an answer says draining, save and stop. Write checkpoints. "lost" means unknown, not \

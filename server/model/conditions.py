@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 _WHAT = re.compile(r"(job_[0-9a-z]{1,40})(?:\.(\d{1,6})(?:-(\d{1,6}))?)?", re.ASCII)
 
@@ -40,12 +40,24 @@ class AfterSpec(BaseModel):
 
 
 def read_after(value: Any) -> Any:
-    """What pydantic shall take for a list of conditions: one alone, or a bare id, is meant well."""
+    """A list of conditions as it may be written: one alone, or a bare id, is meant well.
+
+    Raises:
+        ValueError: one of them is none, with its place and what is wrong.
+    """
     if isinstance(value, (str, dict)):
         value = [value]
-    if isinstance(value, (list, tuple)):
-        return [{"job": item} if isinstance(item, str) else item for item in value]
-    return value
+    if not isinstance(value, (list, tuple)):
+        return value
+    out = []
+    for number, item in enumerate(value):
+        try:
+            out.append(AfterSpec.model_validate({"job": item} if isinstance(item, str) else item))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            place = ".".join(str(part) for part in (number, *first["loc"]))
+            raise ValueError(f"item {place}: {first['msg'].removeprefix('Value error, ')}") from None
+    return tuple(out)
 
 
 class WindowSpec(BaseModel):

@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 from bench import Bench
 
+from cotenant import tools
 from cotenant.server.errors import BadRequest, Conflict, NotFound
 from cotenant.server.model.conditions import AfterSpec
-from cotenant.server.model.spec import JobSpec
+from cotenant.server.model.spec import JobSpec, parse_kept
 from cotenant.server.store import dependencies, events, jobs
 from cotenant.server.store.db import Tx
 
@@ -133,6 +134,18 @@ async def test_what_cannot_be_waited_for_is_refused_with_a_reason(bench: Bench) 
     for after in ("nothing", ["job_x.9-3"], [{"job": "job_x", "when": "later"}], [{"on": "job_x"}]):
         with pytest.raises(ValueError, match="after"):
             JobSpec(command="x", after=after)
+
+
+@pytest.mark.parametrize(
+    "after", ["job_x", ["job_x", "job_y.0-3"], {"job": "job_x", "when": "any"}, [{"job": "job_x"}]]
+)
+def test_conditions_are_read_as_agents_write_them(after: object) -> None:
+    tool = next(tool for tool in tools.ALL if tool.name == "submit_job")
+    spec = tool.parse({"command": "x", "after": after})["spec"]
+    assert spec.after[0].job == "job_x" and spec.after[0].when in ("ok", "any")
+    assert parse_kept(spec.model_dump_json(exclude_defaults=True)).after == spec.after
+    with pytest.raises(BadRequest, match="after: item 1.job: must be a job's id"):
+        tool.parse({"command": "x", "after": ["job_x", "the last one"]})
 
 
 async def test_who_would_wait_for_himself_is_found(bench: Bench) -> None:

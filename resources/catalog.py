@@ -107,6 +107,14 @@ async def _lease(control: Control, caller: Caller, at: dict[str, str]) -> Any:
     return await control.views.get_lease(caller, at["id"])
 
 
+async def _templates(control: Control, caller: Caller, at: dict[str, str]) -> Any:
+    return control.jobs.templates.list()
+
+
+async def _template(control: Control, caller: Caller, at: dict[str, str]) -> Any:
+    return control.jobs.templates.get(at["name"])
+
+
 async def _events(control: Control, caller: Caller, at: dict[str, str]) -> Any:
     return await control.views.list_events(caller, limit=100)
 
@@ -121,6 +129,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind("gpus", "gpus", "All cards", "Every card: state, holder, until when, memory, load.", _gpus),
     Kind("quota/me", "quota", "Your quota", "What you may take now, per pool, and what you hold.", _quota),
+    Kind("templates", "templates", "Templates of jobs", "What submit_job(template, params) can fill in.", _templates),
     Kind("events", "events", "Newest events", "What happened lately; list_events goes further back.", _events),
     Kind("hosts/{host}", "host", "A host", "Link, drivers, processors, memory, free cards of one host.", _host),
     Kind("hosts/{host}/gpus/{index}", "gpu", "A card", "One card of a host, by its number there.", _gpu),
@@ -134,6 +143,7 @@ KINDS: tuple[Kind, ...] = (
         _log,
     ),
     Kind("leases/{id}", "lease", "A lease", "Holder, slots, expiry and state of one lease.", _lease),
+    Kind("templates/{name}", "template", "A template of jobs", "Its typed parameters and the job it makes.", _template),
 )
 _PATTERNS = tuple((kind, kind.pattern) for kind in KINDS)
 
@@ -188,6 +198,8 @@ class Catalog:
             add(
                 "queue", f"queues/{queue.pool}", f"Queue {queue.pool}: {queue.running} running, {queue.waiting} waiting"
             )
+        for template in control.jobs.templates.list().templates:
+            add("template", f"templates/{template.name}", f"Template {template.name}")
         for job in await _living_jobs(control, caller):
             add("job", f"jobs/{job.job_id}", f"Job {job.job_id}: {job.state}")
             add("log", f"jobs/{job.job_id}/log", f"Log of job {job.job_id}")
@@ -224,6 +236,8 @@ class Catalog:
             values = sorted({str(card.index) for card in cards}, key=lambda index: (len(index), index))
         elif name == "pool":
             values = [pool.pool for pool in (await views.quota_status(caller)).pools]
+        elif name == "name":
+            values = [template.name for template in control.jobs.templates.list().templates]
         elif name in ("id", "job_id", "lease_id"):
             kind = of.removeprefix(_SCHEME).partition("/")[0] if name == "id" else f"{name.removesuffix('_id')}s"
             if kind in ("jobs", ""):

@@ -18,6 +18,7 @@ from cotenant.server.control.secrets import check_secrets
 from cotenant.server.control.signalling import Signalling
 from cotenant.server.control.stopping import order_stop
 from cotenant.server.control.suspending import Suspending
+from cotenant.server.control.templates import Templates
 from cotenant.server.deciding.blockers import could_ever, outlook
 from cotenant.server.deciding.world import Ask, Blocker, World
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError
@@ -50,6 +51,7 @@ class Jobs:
         self._leases = leases
         self._logs = logs
         self._signalling = Signalling(context)
+        self.templates = Templates(context.settings.data_dir)
         self.suspending = Suspending(context)
         self.modify = Modifying(context, views, leases, _kept_text).modify
         self._possible: tuple[object, ...] | None = None  # the last ask that could start some day
@@ -79,6 +81,7 @@ class Jobs:
         """
         context = self._context
         check_request_id(request_id)
+        spec = self.templates.resolve(spec)
         if (found := spec.find_secret()) is not None:
             raise secret_refused(*found)
         pool = context.pool_of(caller, spec.pool)

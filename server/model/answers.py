@@ -337,6 +337,37 @@ class AttemptAnswer:
 
 
 @dataclass(frozen=True)
+class ParamAnswer:
+    """A parameter of a template. One that is not required and has no default is an empty text."""
+
+    name: str
+    type: str  # int | float | str | bool | choice
+    description: str
+    required: bool
+    default: str | int | float | bool | None
+    min: float | None
+    max: float | None
+    pattern: str | None  # what the whole text must match
+    choices: list[str | int | float | bool] | None
+
+
+@dataclass(frozen=True)
+class TemplateAnswer:
+    """A template of jobs: submit_job(template=name, params={…}) fills `job` in. All of it is text that a person wrote."""
+
+    name: str
+    description: str
+    params: list[ParamAnswer]
+    job: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TemplateList:
+    templates: list[TemplateAnswer]
+    broken: dict[str, str]  # files that are no templates: what is wrong, and in which line
+
+
+@dataclass(frozen=True)
 class AfterAnswer:
     """Something that must end first: a job, an element, or elements of an array (JOB.0-9)."""
 

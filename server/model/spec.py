@@ -30,6 +30,8 @@ NOT_YET: dict[str, str] = {
 FailureClass = Literal["oom", "gpu", "host", "signal", "time_limit", "code", "start", "lost", "preempted"]
 
 
+_NO_COMMAND = 'must not be empty: give an argument list such as ["python","train.py"] or one shell string'
+
 GpuCount = Annotated[int, Field(ge=0, le=64)]
 
 
@@ -77,7 +79,14 @@ class SecretRef(_Strict):
 class JobSpec(_Strict):
     """A job. Durations in seconds or hours as named, memory in MiB, cards counted whole."""
 
-    command: tuple[str, ...] | str = Field(description="argument list, or one shell string run by /bin/sh -c")
+    command: tuple[str, ...] | str = Field(
+        default="",
+        description="argument list, or one shell string run by /bin/sh -c; has to be given without a template",
+    )
+    template: str | None = Field(default=None, max_length=64, description="make it from this, see cotenant://templates")
+    params: Annotated[dict[str, bool | int | float | str] | None, WithJsonSchema({"type": ["object", "null"]})] = Field(
+        default=None, description="the template's: NAME to value"
+    )
     name: str = Field(default="", max_length=200, description="short name for people")
     purpose: str = Field(default="", max_length=2000, description="why, for people and for an agent that forgot")
     project: str = Field(default="", max_length=200, description="what belongs together over months")
@@ -161,9 +170,7 @@ class JobSpec(_Strict):
     @classmethod
     def _command(cls, value: tuple[str, ...] | str) -> tuple[str, ...] | str:
         if not value or (not isinstance(value, str) and not value[0]):
-            raise ValueError(
-                'must not be empty: give an argument list such as ["python","train.py"] or one shell string'
-            )
+            raise ValueError(_NO_COMMAND)
         if "\0" in (value if isinstance(value, str) else "".join(value)):
             raise ValueError("must not hold a NUL character")
         return value
@@ -199,6 +206,11 @@ class JobSpec(_Strict):
 
     @model_validator(mode="after")
     def _possible(self) -> JobSpec:
+        if self.template is None:
+            if "command" not in self.model_fields_set:
+                raise ValueError(f"command: {_NO_COMMAND}")
+            if self.params is not None:
+                raise ValueError("params: are those of a template: give template too")
         for field, sentence in NOT_YET.items():
             if getattr(self, field) is not None:
                 raise ValueError(f"{field}: {sentence}")

@@ -144,7 +144,7 @@ def test_conditions_are_read_as_agents_write_them(after: object) -> None:
     spec = tool.parse({"command": "x", "after": after})["spec"]
     assert spec.after[0].job == "job_x" and spec.after[0].when in ("ok", "any")
     assert parse_kept(spec.model_dump_json(exclude_defaults=True)).after == spec.after
-    with pytest.raises(BadRequest, match="after: item 1.job: must be a job's id"):
+    with pytest.raises(BadRequest, match=r"after: item 1\.job: must be a job's id"):
         tool.parse({"command": "x", "after": ["job_x", "the last one"]})
 
 

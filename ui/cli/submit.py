@@ -31,6 +31,10 @@ def configure(parser: Parser, _: str) -> None:
     submit.add_argument(
         "--spec", metavar="FILE", help="a whole specification as JSON (- is standard input); options go before it"
     )
+    submit.add_argument("--template", metavar="NAME", help="make it from a template; cotenant templates lists them")
+    submit.add_argument(
+        "-P", "--param", action="append", default=[], metavar="K=V", help="a parameter of the template; may be repeated"
+    )
     what = submit.add_argument_group("what it is")
     what.add_argument("--name", help="short name")
     what.add_argument("--purpose", help="why; everybody sees it")
@@ -193,7 +197,11 @@ def specification(args: argparse.Namespace, *, here: bool) -> Answer:
         ask.one_program(args.command_line, "cotenant submit [options] --shell 'LINE'")
     if given:
         spec["command"] = given[0]
-    if not spec.get("command"):
+    if args.template:
+        spec |= {"template": args.template, "params": _values(args.param, "--param") or {}}
+    elif args.param:
+        raise Usage("--param needs --template.")
+    if not spec.get("command") and not spec.get("template"):
         raise Usage("What shall it run? Put the command after --: cotenant submit --gpus 1 -- python train.py")
     plain = (
         "name", "purpose", "project", "experiment", "kind", "pool", "hours", "priority", "gpu_memory_mib", "gpu_model", "cpus",
@@ -304,10 +312,10 @@ def _cards(text: str | None) -> int | Answer | None:
     raise Usage(f"--gpus takes a number or MIN-MAX, not {text!r}.")
 
 
-def _values(words: list[str]) -> Answer | None:
+def _values(words: list[str], option: str = "--config") -> Answer | None:
     """K=V with V as JSON where it is some (numbers, true, lists), else as text."""
     out: Answer = {}
-    for key, text in (ask.named(words, "--config") or {}).items():
+    for key, text in (ask.named(words, option) or {}).items():
         try:
             out[key] = json.loads(text)
         except ValueError:

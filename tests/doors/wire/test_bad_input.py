@@ -113,8 +113,9 @@ async def test_unknown_arguments_are_named_with_the_closest_known_one(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"command": "true", "array": 3}, "Arrays are not possible yet"),
-        ({"command": "true", "after": ["job_x"]}, "Dependencies are not possible yet"),
+        ({"command": "true", "array": {"n": 3, "params": [{"a": 1}]}}, "exactly one of n, params and grid"),
+        ({"command": "true", "after": ["the last"]}, "must be a job's id"),
+        ({"template": "none", "command": "true"}, "there is no template"),
         ({"command": "true", "image": "x"}, "containers"),
         ({"command": "true", "runner": "docker"}, "containers"),
         ({"command": "true", "nodes": 65}, "less than or equal to 64"),

@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from cotenant.server.deciding.world import OwnerRules, PoolRules
+from cotenant.server.deciding.world import AgentRules, OwnerRules, PoolRules
 from cotenant.server.model import text
+from cotenant.server.model.rules import Rules, typed
 
 FILE = "cotenant.toml"
 #: How many ports a host is asked about at once.
@@ -70,6 +72,18 @@ _POOL_KEYS: dict[str, Key] = {
         "int", "seconds from that notice to taking the lease back, while somebody waits for it", 600, low=1
     ),
     "idle_jobs": Key("bool", "take back idle jobs too, not only direct leases", False),
+    "jobs": Key("int", "jobs and direct leases at once, everybody together; unset: no such cap"),
+    "gpu_hours": Key("int", "GPU-hours within 24 rolling hours, everybody together; unset: no such cap"),
+    "owner_gpu_hours": Key("int", "GPU-hours within 24 rolling hours for one owner in this pool; unset: no such cap"),
+    "agent_gpu_hours": Key("int", "GPU-hours within 24 rolling hours for one caller in this pool; unset: no such cap"),
+    "starve_h": Key(
+        "int", "hours after which what waits within its caps goes before all but critical work", 24, low=1, high=8760
+    ),
+    "half_life_h": Key("int", "hours after which past use counts half, for fairshare", 168, low=1, high=8760),
+    "windows": Key(
+        "strings", 'when something may start, such as "mon-fri 20:00-08:00" or "daily 22:00-06:00"; none: always', ()
+    ),
+    "timezone": Key("str", "time zone of the windows, as Europe/Berlin", "UTC"),
     "visibility": Key(
         "choice",
         "who sees commands, paths, logs and metrics of the pool's jobs: their owner, or everybody; "
@@ -111,6 +125,11 @@ KEYS: dict[str, dict[str, Key]] = {
         "cap": Key("int", "cards at once over all pools; unset: no such cap"),
         "jobs": Key("int", "jobs and direct leases at once over all pools; unset: no such cap"),
         "gpu_hours": Key("int", "GPU-hours within 24 rolling hours; unset: no such cap"),
+    },
+    "agents.NAME": {
+        "cap": Key("int", "cards at once for this caller over all pools; unset: no such cap"),
+        "jobs": Key("int", "jobs and direct leases at once for this caller over all pools; unset: no such cap"),
+        "gpu_hours": Key("int", "GPU-hours of this caller within 24 rolling hours; unset: no such cap"),
     },
     "hosts.NAME": {
         "kind": Key("choice", "how the host is reached: local, a hostd on this machine", "local", choices=("local",)),
@@ -171,6 +190,7 @@ class Settings:
     pools: dict[str, PoolRules]
     pool_visibility: dict[str, Visibility]
     owners: dict[str, OwnerRules]
+    agents: dict[str, AgentRules]
     default_pool: str
     pickup_s: int
     hosts: dict[str, HostSettings]
@@ -183,6 +203,11 @@ class Settings:
     gang_port_to: int = 29999
     config_file: Path | None = None
 
+    @property
+    def rules(self) -> Rules:
+        """The rules as the configuration has them, before what people have set."""
+        return Rules(self.pools, self.owners, self.agents)
+
 
 def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
     """$XDG_DATA_HOME/cotenant, or ~/.local/share/cotenant."""
@@ -190,6 +215,42 @@ def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
     base = env.get("XDG_DATA_HOME") or ""
     # The XDG specification: a relative path there is to be ignored.
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "share") / "cotenant"
+
+
+#: Scope of a rule -> the keys that people may set at run time, above the file.
+RULE_KEYS: dict[str, dict[str, Key]] = {
+    "pool": {key: item for key, item in _POOL_KEYS.items() if key != "visibility"},
+    "owner": KEYS["owners.NAME"],
+    "agent": KEYS["agents.NAME"],
+}
+
+
+def check_rule(scope: str, key: str, value: Any) -> Any:
+    """A value for a rule as it is kept in JSON; None takes a cap away.
+
+    Raises:
+        ValueError: it cannot be meant; the message says what it must be.
+    """
+    want = RULE_KEYS[scope][key]
+    if value is None and want.default is None:
+        return None
+    try:
+        found = _Reader("", "").value(scope, key, want, value)
+    except ConfigError as error:
+        raise ValueError(str(error).split(": ", 2)[2]) from None
+    typed(key, found)
+    if key == "timezone" and (why := unknown_zone(found)) is not None:
+        raise ValueError(why)
+    return list(found) if isinstance(found, tuple) else found
+
+
+def unknown_zone(name: str) -> str | None:
+    """What is wrong with the name of a time zone, or None."""
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return f"{text.quoted(name)} is no time zone; write one such as UTC or Europe/Berlin."
+    return None
 
 
 def load(
@@ -258,12 +319,20 @@ def parse(
         shown = values.pop("visibility")
         if shown is not None:
             visibility[name] = shown
+        section = f"pools.{name}" if name in named else "defaults"
+        try:
+            values["windows"] = typed("windows", values["windows"])
+        except ValueError as error:
+            raise read.error(section, "windows", f"{error}.") from error
+        if (why := unknown_zone(values["timezone"])) is not None:
+            raise read.error(section, "timezone", why)
         pools[name] = PoolRules(name=name, **values)
         if pools[name].cap is not None and pools[name].reserve > (pools[name].cap or 0):
             where = (f"pools.{name}", "reserve") if name in named else ("defaults", "reserve")
             raise read.error(*where, f"reserve {pools[name].reserve} is above cap {pools[name].cap}; lower it.")
 
     owners = {name: OwnerRules(owner=name, **values) for name, values in sections.named("owners").items()}
+    agents = {name: AgentRules(agent=name, **values) for name, values in sections.named("agents").items()}
     hosts: dict[str, HostSettings] = {}
     host_sections = sections.named("hosts")
     for name in {"local": None, **host_sections}:
@@ -285,6 +354,7 @@ def parse(
         pools=pools,
         pool_visibility=visibility,
         owners=owners,
+        agents=agents,
         default_pool=default_pool,
         pickup_s=server["pickup_s"],
         hosts=hosts,
@@ -416,10 +486,11 @@ class _Reader:
                 raise self.error(section, key, f"unknown key{_closest(key, keys)}")
             if isinstance(value, str) and (what := text.find_secret(value)) is not None:
                 raise self.error(section, key, f"looks like {what}; secrets do not belong here, only paths of files.")
-            out[key] = self._value(section, key, keys[key], value)
+            out[key] = self.value(section, key, keys[key], value)
         return out
 
-    def _value(self, section: str, key: str, want: Key, value: Any) -> Any:
+    def value(self, section: str, key: str, want: Key, value: Any) -> Any:
+        """A value of the file, checked; see `Key.kind`."""
         match want.kind:
             case "int":
                 return self._int(section, key, want, value)

@@ -20,6 +20,7 @@ PREFIXES = {
     "state": "sta",
     "session": "ses",
     "preemption": "pre",
+    "reservation": "rsv",
 }
 
 

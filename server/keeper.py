@@ -24,16 +24,21 @@ from cotenant.server.deciding.world import (
     Slot,
     SlotKey,
     SlotState,
+    Spent,
     World,
 )
 from cotenant.server.live import Live, LiveProgress
+from cotenant.server.model.rules import Rules
 from cotenant.server.model.states import LinkState
 from cotenant.server.store import hosts as host_rows
 from cotenant.server.store import preemptions, worlds
+from cotenant.server.store import rules as rule_rows
 from cotenant.server.store.db import Database
 from cotenant.server.waiting import Waiting
 
 _SLOT_STATES = frozenset(get_args(SlotState))
+#: How old the sums of past use may be. A cap on GPU-hours is met that much late at most.
+_SPENT_EVERY_MS = 60_000
 
 
 class Keeper:
@@ -49,6 +54,8 @@ class Keeper:
         self._dirty_jobs: set[str] = set()
         self._dirty_leases: set[str] = set()
         self._hosts_dirty = True
+        self._rules_dirty = True
+        self.rules = settings.rules  # as of the last refresh
         self._foreseen: set[tuple[str, str]] = set()  # rows read here whose COMMIT is still under way
         self._read_meanwhile: set[str] | None = set()  # ids read as committed since; None = all
         self.waiting = Waiting()
@@ -64,18 +71,12 @@ class Keeper:
         self._host_rows: list[sqlite3.Row] = []
         self._hosts: tuple[HostView, ...] = ()
         self.hosts: dict[str, HostView] = {}  # by name
-        self._gpu_ms: tuple[tuple[str, int], ...] = ()
         self.preemptions: dict[str, Preemption] = {}
         self._preemptions_dirty = False
         self._progress: dict[str, LiveProgress] = {}  # by lease
-        # signs of work decide nothing where nobody is preempted and nobody reclaimed
-        self._watches_work = any(pool.preempt != "off" or pool.idle_s for pool in settings.pools.values())
         self._without_right: dict[str, int] = {}  # owners who may not preempt -> until when
-        self._count_hours = any(o.gpu_hours is not None for o in settings.owners.values())
-        # without any of these rules nothing ever drains, and nobody has to look
-        pools, owners = settings.pools.values(), settings.owners.values()
-        caps = [cap for pool in pools for cap in (pool.cap, pool.owner_cap, pool.agent_cap)] + [o.cap for o in owners]
-        self._may_drain = any(pool.draining or pool.reserve for pool in pools) or any(cap is not None for cap in caps)
+        self._spent: tuple[Spent, ...] = ()
+        self._spent_at_ms: int | None = None  # when it was summed up
         self._draining: tuple[int, frozenset[str]] = (-1, frozenset())
         db.on_commit(self._committed)
 
@@ -105,6 +106,8 @@ class Keeper:
                 self._dirty_leases.add(key)
             elif kind == "preemption":
                 self._preemptions_dirty = True
+            elif kind == "rule":
+                self._rules_dirty = True
             else:
                 self._hosts_dirty = True
 
@@ -112,13 +115,18 @@ class Keeper:
     def stale(self) -> bool:
         """Whether something was committed or doubted since the last refresh."""
         return bool(
-            self._all_dirty or self._dirty_jobs or self._dirty_leases or self._hosts_dirty or self._preemptions_dirty
+            self._all_dirty
+            or self._dirty_jobs
+            or self._dirty_leases
+            or self._hosts_dirty
+            or self._rules_dirty
+            or self._preemptions_dirty
         )
 
     def used_and_cap(self, pool: str) -> tuple[int, int]:
         """Units in use in a pool and units that may be: `deciding.usage` for one pool, without its other sums."""
         cards = self._cards.get(pool, 0)
-        cap = self._settings.pools[pool].cap
+        cap = self.rules.pools[pool].cap
         used = 0
         for lease in (*self.living.values(), *self.ended.values()):
             if lease.pool == pool:
@@ -129,7 +137,7 @@ class Keeper:
 
     def draining(self) -> frozenset[str]:
         """Living leases that drain (as of the last refresh): see `deciding.draining`."""
-        if self._may_drain and self._draining[0] != self.version:
+        if _may_drain(self.rules) and self._draining[0] != self.version:
             self._draining = (self.version, draining(self.world(waiting=False)))
         return self._draining[1]
 
@@ -164,6 +172,7 @@ class Keeper:
             return
         everything = self._all_dirty
         preempting, self._preemptions_dirty = self._preemptions_dirty or everything, False
+        rules, self._rules_dirty = self._rules_dirty or everything, False
         jobs, leases, hosts = list(self._dirty_jobs), list(self._dirty_leases), self._hosts_dirty or everything
         self._all_dirty = self._hosts_dirty = False
         self.version += 1
@@ -175,12 +184,17 @@ class Keeper:
             elif self._read_meanwhile is not None:
                 self._read_meanwhile.update(jobs, leases)
         try:
-            if writer is not None:
-                asks, held, host_data, hours = self._read(writer, everything, jobs, leases, hosts, now_ms)
-            else:
-                asks, held, host_data, hours = self._db.peek(
-                    lambda c: self._read(c, everything, jobs, leases, hosts, now_ms)
+            if rules:
+                base = self._settings.rules
+                self.rules = (
+                    rule_rows.read(writer, base, now_ms)
+                    if writer is not None
+                    else self._db.peek(lambda c: rule_rows.read(c, base, now_ms))
                 )
+            if writer is not None:
+                asks, held, host_data = self._read(writer, everything, jobs, leases, hosts, now_ms)
+            else:
+                asks, held, host_data = self._db.peek(lambda c: self._read(c, everything, jobs, leases, hosts, now_ms))
             if preempting:
                 self._read_preemptions(writer)
         except BaseException:
@@ -191,6 +205,7 @@ class Keeper:
         moved = (
             everything
             or hosts
+            or rules
             or preempting
             or any(not self._as_assumed(lease_id, living, uses) for lease_id in leases)
         )
@@ -221,7 +236,6 @@ class Keeper:
         self._undecided = self._undecided or moved
         for slot_key, (_, lease_id, _) in uses.items():
             self._taken.setdefault(lease_id, set()).add(slot_key)
-        self._gpu_ms = hours
         if host_data is not None:
             self._host_rows, gpus = host_data
             self._rebuild(gpus)
@@ -252,7 +266,10 @@ class Keeper:
         if after != lease:
             self.living[lease_id] = after
             self.version += 1
-            self._undecided = self._undecided or self._watches_work
+            # signs of work decide nothing where nobody is preempted and nobody reclaimed
+            self._undecided = self._undecided or any(
+                pool.preempt != "off" or pool.idle_s for pool in self.rules.pools.values()
+            )
 
     def _with_progress(self, lease: Holding) -> Holding:
         seen = self._progress.get(lease.id)
@@ -291,12 +308,19 @@ class Keeper:
         dict[str, Ask],
         tuple[dict[str, Holding], dict[str, Holding], dict[SlotKey, tuple[str, str, str]]],
         tuple[list[sqlite3.Row], list[sqlite3.Row]] | None,
-        tuple[tuple[str, int], ...],
     ]:
         asks = worlds.asks(connection) if everything else worlds.asks(connection, jobs, leases)
         held = worlds.holdings(connection, None if everything else leases)
         host_data = (host_rows.all_hosts(connection), host_rows.all_gpus(connection)) if hosts else None
-        return asks, held, host_data, worlds.gpu_ms_24h(connection, now_ms) if self._count_hours else ()
+        if _counts_use(self.rules) and (
+            self._spent_at_ms is None or not 0 <= now_ms - self._spent_at_ms < _SPENT_EVERY_MS
+        ):
+            # what was used changes slowly, and to sum it up is the dearest thing here
+            self._spent_at_ms = now_ms
+            self._spent = worlds.spent(
+                connection, now_ms, {pool.name: pool.half_life_h for pool in self.rules.pools.values()}
+            )
+        return asks, held, host_data
 
     def _rebuild(self, gpus: list[sqlite3.Row]) -> None:
         base: dict[SlotKey, Slot] = {}
@@ -424,17 +448,19 @@ class Keeper:
         return World(
             hosts=self._hosts,
             slots=tuple(self._slots.values()),
-            pools=tuple(self._settings.pools.values()),
+            pools=tuple(self.rules.pools.values()),
             owners=self._owners(),
+            agents=tuple(self.rules.agents.values()),
+            reservations=self.rules.reservations,
             holdings=tuple(self.living.values()),
             cleaning=tuple(self.ended.values()),
             asks=asks,
-            gpu_ms_24h=self._gpu_ms,
+            spent=self._spent,
             preemptions=tuple(self.preemptions.values()),
         )
 
     def _owners(self) -> tuple[OwnerRules, ...]:
-        owners = dict(self._settings.owners)
+        owners = dict(self.rules.owners)
         for owner, until_ms in self._without_right.items():
             owners[owner] = replace(owners.get(owner) or OwnerRules(owner), no_preempt_until_ms=until_ms)
         return tuple(owners.values())
@@ -448,6 +474,24 @@ class Keeper:
 
 def _at_most(limit: int | None, there: int) -> int:
     return there if limit is None else min(limit, there)
+
+
+def _may_drain(rules: Rules) -> bool:
+    """Whether some rule could make a lease drain; without any nobody has to look."""
+    pools = rules.pools.values()
+    caps = [cap for pool in pools for cap in (pool.cap, pool.owner_cap, pool.agent_cap)]
+    caps += [owner.cap for owner in rules.owners.values()] + [agent.cap for agent in rules.agents.values()]
+    return any(pool.draining or pool.reserve for pool in pools) or any(cap is not None for cap in caps)
+
+
+def _counts_use(rules: Rules) -> bool:
+    """Whether somebody has a cap on GPU-hours, or a pool goes by what was used."""
+    if any(pool.order == "fairshare" for pool in rules.pools.values()):
+        return True
+    limited = [owner.gpu_hours for owner in rules.owners.values()] + [a.gpu_hours for a in rules.agents.values()]
+    for pool in rules.pools.values():
+        limited += [pool.gpu_hours, pool.owner_gpu_hours, pool.agent_gpu_hours]
+    return any(hours is not None for hours in limited)
 
 
 def _slot_state(card: CardState) -> SlotState:

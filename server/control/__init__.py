@@ -12,6 +12,7 @@ from cotenant.server.control.logins import Logins
 from cotenant.server.control.logs import Logs
 from cotenant.server.control.operate import Operate
 from cotenant.server.control.preempting import Preempting
+from cotenant.server.control.rulebook import RuleBook
 from cotenant.server.control.stopping import Confirmations
 from cotenant.server.control.tokens import Tokens
 from cotenant.server.control.waits import Waits
@@ -35,8 +36,17 @@ class Control:
         self.waits = Waits(context)
         self.preempting = Preempting(context, self.jobs)
         self.hosts = Hosts(context, self.holds, self.jobs, self.preempting)
+        self.rulebook = RuleBook(context)
         self.operate = Operate(
-            context, self.views, self.leases, self.jobs, self.hosts, self.tokens, self.logins, self.preempting
+            context,
+            self.views,
+            self.leases,
+            self.jobs,
+            self.hosts,
+            self.tokens,
+            self.logins,
+            self.preempting,
+            self.rulebook,
         )
 
     @property

@@ -179,7 +179,7 @@ class Context:
                     hint="Leave it out for the pool's default.",
                 )
             return int(hours * 3_600_000), "hours"
-        return self.settings.pools[pool].default_hours * 3_600_000, "pool default"
+        return self.keeper.rules.pools[pool].default_hours * 3_600_000, "pool default"
 
     def check_priority(self, caller: Caller, priority: int) -> None:
         """

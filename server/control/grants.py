@@ -9,6 +9,7 @@ from typing import Any
 from cotenant.server.config import Settings
 from cotenant.server.deciding.world import UNITS_PER_CARD, Holding, HostView, Needs, Slot, SlotKey
 from cotenant.server.errors import Conflict
+from cotenant.server.store import rules as rule_rows
 from cotenant.server.store.db import Tx
 from cotenant.server.store.leases import HeldSlot
 
@@ -36,7 +37,13 @@ def recheck(
     Raises:
         GrantLost: a cap would be exceeded.
     """
-    rules, of_owner = settings.pools[pool], settings.owners.get(owner)
+    # as they stand in this very transaction: a cap that was lowered since the decision holds
+    now_in_force = rule_rows.of(tx, settings.rules, pool, owner, caller)
+    rules, of_owner, of_agent = (
+        now_in_force.pools[pool],
+        now_in_force.owners.get(owner),
+        now_in_force.agents.get(caller),
+    )
     used: defaultdict[str, int] = defaultdict(int)
     rows = tx.all(
         # "<> 'freed'" is the condition of the partial index: without it every slot ever leased would be looked at
@@ -49,9 +56,13 @@ def recheck(
         if row["owner"] == owner:
             used["owner everywhere"] += row["units"]
             used["jobs of the owner everywhere"] += alive
+        if row["caller"] == caller:
+            used["agent everywhere"] += row["units"]
+            used["jobs of the agent everywhere"] += alive
         if row["pool"] != pool:
             continue
         used["pool"] += row["units"]
+        used["jobs of the pool"] += alive
         used["agents"] += 0 if row["human"] else row["units"]
         if row["owner"] == owner:
             used["owner"] += row["units"]
@@ -69,11 +80,14 @@ def recheck(
         ("owner", rules.owner_cap),
         ("agent", None if human else rules.agent_cap),
         ("owner everywhere", of_owner.cap if of_owner else None),
+        ("agent everywhere", of_agent.cap if of_agent else None),
     )
     at_once = (
         ("jobs of the owner", rules.owner_jobs),
         ("jobs of the agent", None if human else rules.agent_jobs),
         ("jobs of the owner everywhere", of_owner.jobs if of_owner else None),
+        ("jobs of the agent everywhere", of_agent.jobs if of_agent else None),
+        ("jobs of the pool", rules.jobs),
     )
     for name, limit in cards:
         if units and limit is not None and used[name] + units > limit * UNITS_PER_CARD:

@@ -306,7 +306,7 @@ class Leases:
     def rooms(self, caller: Caller, world: World, but: str) -> str:
         """A sentence that names other pools with room for this caller; empty when there are none."""
         found = []
-        for name in sorted(self._context.settings.pools):
+        for name in sorted(self._context.keeper.rules.pools):
             if name != but and (not caller.pools or name in caller.pools):
                 room = room_now(world, caller.owner, caller.name, caller.human, name)
                 if room > 0:
@@ -320,7 +320,7 @@ class Leases:
             return []
         context.keeper.refresh(context.now())
         world = context.keeper.world(waiting=False)
-        return sorted(set(context.settings.pools) - {slot.pool for slot in world.slots if slot.kind == "gpu"})
+        return sorted(set(context.keeper.rules.pools) - {slot.pool for slot in world.slots if slot.kind == "gpu"})
 
     # ---- living
 

@@ -17,6 +17,7 @@ from cotenant.server.control.leases import Leases
 from cotenant.server.control.logins import Logins
 from cotenant.server.control.outcomes import settle
 from cotenant.server.control.preempting import Preempting
+from cotenant.server.control.rulebook import RuleBook
 from cotenant.server.control.stopping import order_stop
 from cotenant.server.control.tokens import Tokens
 from cotenant.server.errors import BadRequest, Conflict, Forbidden, NotFound
@@ -37,6 +38,7 @@ class Operate:
     def __init__(
         self, context: Context, views: Views, leases_: Leases, jobs_: Jobs, hosts: Hosts, tokens: Tokens, logins: Logins,
         preempting: Preempting,
+        rulebook: RuleBook,
     ) -> None:  # fmt: skip
         self._context = context
         self._views = views
@@ -46,6 +48,7 @@ class Operate:
         self._tokens = tokens
         self._logins = logins
         self._preempting = preempting
+        self._rulebook = rulebook
         self.verbs: dict[str, tuple[str, Verb]] = {
             "token.create": ("admin", self._token_create),
             "token.list": ("admin", self._token_list),
@@ -62,6 +65,12 @@ class Operate:
             "slot.clear": ("operate", self._slot_clear),
             "host.take-over": ("admin", self._host_take_over),
             "login.link": ("read", self._login_link),
+            "quota.set": ("operate", self._quota_set),
+            "quota.reset": ("operate", self._quota_reset),
+            "quota.list": ("read", self._quota_list),
+            "quota.evict-excess": ("operate", self._quota_evict_excess),
+            "reserve.add": ("operate", self._reserve_add),
+            "reserve.remove": ("operate", self._reserve_remove),
         }
 
     async def __call__(self, caller: Caller, verb: str, args: dict[str, Any], reason: str) -> dict[str, Any]:
@@ -128,6 +137,47 @@ class Operate:
         _only(args, {"token", "all"})
         every = _flag(args, "all") if args.get("all") is not None else False
         return await self._tokens.revoke(caller, _text(args, "token"), reason, every=every)
+
+    async def _quota_set(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        _only(args, {"scope", "name", "key", "value"})
+        if "value" not in args:
+            raise BadRequest("value is missing", hint="Give null to take a cap away.")
+        scope, name, key = (_text(args, word) for word in ("scope", "name", "key"))
+        return await self._rulebook.set(caller, scope, name, key, args["value"], reason)
+
+    async def _quota_reset(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        _only(args, {"scope", "name", "key"})
+        scope, name, key = (_text(args, word) for word in ("scope", "name", "key"))
+        return await self._rulebook.reset(caller, scope, name, key, reason)
+
+    async def _quota_list(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        _only(args, set())
+        return self._rulebook.show()
+
+    async def _quota_evict_excess(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        """End in one step what is above a lowered cap and would else run to its end."""
+        _only(args, {"pool"})
+        pool = _text(args, "pool") if args.get("pool") is not None else None
+        evicted: list[str] = []
+        refused: list[dict[str, str]] = []
+        for one in self._rulebook.excess(pool):
+            try:
+                await self._lease_evict(caller, {"lease_id": one.lease_id}, reason)
+                evicted.append(one.job_id or one.lease_id)
+            except Conflict as error:  # it ended meanwhile
+                refused.append({"id": one.job_id or one.lease_id, "why": str(error)})
+        return {"evicted": evicted, "refused": refused}
+
+    async def _reserve_add(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        _only(args, {"pool", "owner", "cards", "begin_ms", "end_ms"})
+        return await self._rulebook.reserve(
+            caller, _text(args, "pool"), _text(args, "owner"), _whole(args, "cards"), _whole(args, "begin_ms"),
+            _whole(args, "end_ms"), reason,
+        )  # fmt: skip
+
+    async def _reserve_remove(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        _only(args, {"reservation_id"})
+        return await self._rulebook.unreserve(caller, _text(args, "reservation_id"), reason)
 
     async def _login_link(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
         _only(args, set())

@@ -85,7 +85,7 @@ class Preempting:
                 if any(row["reason"] != "save" for row in preemptions.of_attempt(tx.connection, attempt["id"])):
                     return False
                 attempts.append(attempt)
-            rules = context.settings.pools[pool]
+            rules = context.keeper.rules.pools[pool]
             why = f"{decision.ask_id} of priority {asker['priority']} waits for {len(decision.slots)} of its slots"
             preemptions.insert(
                 tx,

@@ -77,7 +77,7 @@ def room_now(world: World, owner: str, agent: str, human: bool, pool: str, own_c
     ask = Ask("", "claim", owner, agent, human, pool, needs, 0, 0, 0, own_cap=own_cap)
     state = Pass(world, 0, Policy())
     limits = state.limits(ask)
-    if reasons.of_queue(state.pool(pool)) or limits.jobs_reached() or limits.hours_used_up() is not None:
+    if reasons.of_queue(state.pool(pool)) or limits.jobs_reached() or limits.hours_used_up():
         return 0
     free = 0
     for seat in state.fleet.shape(pool, needs).seats:

@@ -13,7 +13,7 @@ from typing import Any
 
 from cotenant.server.deciding.usage import Use
 from cotenant.server.deciding.words import cards_text, cards_up, quoted
-from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Blocker, OwnerRules, PoolRules
+from cotenant.server.deciding.world import UNITS_PER_CARD, AgentRules, Ask, Blocker, OwnerRules, PoolRules
 
 UNLIMITED = UNITS_PER_CARD * 1_000_000_000
 HOUR_MS = 3_600_000
@@ -89,7 +89,7 @@ class Limits:
 
     cards: tuple[Limit, ...]
     jobs: tuple[Limit, ...]
-    gpu_hours: Limit | None
+    gpu_hours: tuple[Limit, ...]
 
     def room(self) -> int:
         """Units of cards that may still be taken; UNLIMITED without any cap."""
@@ -114,35 +114,37 @@ class Limits:
                 return limit
         return next((limit for limit in self.jobs if limit.cap == 0), None)
 
-    def hours_used_up(self) -> Blocker | None:
-        """The cap on GPU-hours of the last 24 h, where it is used up. It stops asks for cards only."""
-        limit = self.gpu_hours
-        if limit is None or limit.sums.get(limit.key, 0) < limit.cap * HOUR_MS:
-            return None
-        used = limit.sums.get(limit.key, 0) // HOUR_MS
-        return Blocker(
-            "gpu_hours",
-            f"{limit.subject} at most {limit.cap} GPU-hours in 24 h: {used} used",
-            (("cap", limit.cap), ("used", used)),
-            limit.names,
-            set_by=limit.set_by,
-            helps="wait: hours older than a day fall out by themselves; or have a person raise the cap",
-        )
+    def hours_used_up(self) -> list[Blocker]:
+        """The caps on GPU-hours of the last 24 h that are used up. They stop asks for cards only."""
+        return [
+            Blocker(
+                "gpu_hours",
+                f"{limit.subject} at most {limit.cap} GPU-hours in 24 h: {limit.sums[limit.key] // HOUR_MS} used",
+                (("cap", limit.cap), ("used", limit.sums[limit.key] // HOUR_MS)),
+                limit.names,
+                set_by=limit.set_by,
+                helps="wait: hours older than a day fall out by themselves; or have a person raise the cap",
+            )
+            for limit in self.gpu_hours
+            if limit.sums[limit.key] >= limit.cap * HOUR_MS
+        ]
 
 
-def limits_for(use: Use, pool: PoolRules, owner: OwnerRules | None, ask: Ask) -> Limits:
+def limits_for(use: Use, pool: PoolRules, owner: OwnerRules | None, agent: AgentRules | None, ask: Ask) -> Limits:
     """The caps that hold for the asker of `ask`. A missing one is left out: the cards there are limit by themselves."""
-    mine, agent, where = quoted(ask.owner), quoted(ask.agent), quoted(pool.name)
+    mine, caller, where = quoted(ask.owner), quoted(ask.agent), quoted(pool.name)
     of_owner: Names = (("owner", ask.owner),)
     in_pool: Names = (("pool", pool.name),)
     of_agent: Names = (("agent", ask.agent),)
     owner_in, caller_in = (ask.owner, pool.name), (ask.agent, pool.name)
     over_all = f"over all pools the owner {mine} may have"
     in_this = f"in pool {where} the owner {mine} may have"
-    an_agent = f"in pool {where} the agent {agent} may have"
+    an_agent = f"in pool {where} the agent {caller} may have"
+    everywhere = f"over all pools the agent {caller} may have"
+    everybody = f"in pool {where} everybody together may have"
     cards: list[Limit] = []
     jobs: list[Limit] = []
-    hours: Limit | None = None
+    hours: list[Limit] = []
 
     def card_cap(code: str, cap: int | None, sums: Mapping[Any, int], key: Hashable, *rest: Any) -> None:
         if cap is not None:
@@ -152,37 +154,49 @@ def limits_for(use: Use, pool: PoolRules, owner: OwnerRules | None, ask: Ask) ->
         if cap is not None:
             jobs.append(Limit("jobs_at_once", max(0, cap), sums, key, *rest))
 
+    def hour_cap(cap: int | None, sums: Mapping[Any, int], key: Hashable, said: str, of: Names, by: str) -> None:
+        if cap is not None:
+            hours.append(Limit("gpu_hours", max(0, cap), sums, key, said, of, by, until=""))
+
+    who = pool.who_set
     if owner is not None:
         by = owner.set_by
         card_cap("quota_owner", owner.cap, use.owner, ask.owner, over_all, of_owner, by, f"work of {mine} ends")
         job_cap(owner.jobs, use.jobs, ask.owner, over_all, of_owner, by, f"one of {mine} ends")
-        if owner.gpu_hours is not None:
-            hours = Limit("gpu_hours", max(0, owner.gpu_hours), use.gpu_ms, ask.owner, over_all, of_owner, by, "")
-    by = pool.set_by
+        hour_cap(owner.gpu_hours, use.day_owner, ask.owner, over_all, of_owner, by)
     names = of_owner + in_pool
     ends = f"work of {mine} in this pool ends"
-    card_cap("quota_owner", pool.owner_cap, use.owner_in, owner_in, in_this, names, by, ends)
-    job_cap(pool.owner_jobs, use.owner_jobs_in, owner_in, in_this, names, by, f"one of {mine} in this pool ends")
-    token = f"over all pools the token of {agent} allows"
-    card_cap(
-        "quota_agent", ask.own_cap or None, use.caller, ask.agent, token, of_agent, "token", f"work of {agent} ends"
-    )
+    card_cap("quota_owner", pool.owner_cap, use.owner_in, owner_in, in_this, names, who("owner_cap"), ends)
+    one_ends = f"one of {mine} in this pool ends"
+    job_cap(pool.owner_jobs, use.owner_jobs_in, owner_in, in_this, names, who("owner_jobs"), one_ends)
+    hour_cap(pool.owner_gpu_hours, use.day_owner_in, owner_in, in_this, names, who("owner_gpu_hours"))
+    token = f"over all pools the token of {caller} allows"
+    ends = f"work of {caller} ends"
+    card_cap("quota_agent", ask.own_cap or None, use.caller, ask.agent, token, of_agent, "token", ends)
+    if agent is not None:
+        by = agent.set_by
+        card_cap("quota_agent", agent.cap, use.caller, ask.agent, everywhere, of_agent, by, ends)
+        job_cap(agent.jobs, use.caller_jobs, ask.agent, everywhere, of_agent, by, f"one of {caller} ends")
+        hour_cap(agent.gpu_hours, use.day_caller, ask.agent, everywhere, of_agent, by)
     if not ask.human:
         names = of_agent + in_pool
-        ends = f"work of {agent} in this pool ends"
-        card_cap("quota_agent", pool.agent_cap, use.caller_in, caller_in, an_agent, names, by, ends)
-        job_cap(
-            pool.agent_jobs, use.caller_jobs_in, caller_in, an_agent, names, by, f"one of {agent} in this pool ends"
-        )
-    everybody = f"in pool {where} everybody together may have"
-    card_cap("quota_pool", pool.cap, use.all, pool.name, everybody, in_pool, by, "work in this pool ends")
+        ends = f"work of {caller} in this pool ends"
+        card_cap("quota_agent", pool.agent_cap, use.caller_in, caller_in, an_agent, names, who("agent_cap"), ends)
+        one_ends = f"one of {caller} in this pool ends"
+        job_cap(pool.agent_jobs, use.caller_jobs_in, caller_in, an_agent, names, who("agent_jobs"), one_ends)
+        hour_cap(pool.agent_gpu_hours, use.day_caller_in, caller_in, an_agent, names, who("agent_gpu_hours"))
+    ends = "work in this pool ends"
+    card_cap("quota_pool", pool.cap, use.all, pool.name, everybody, in_pool, who("cap"), ends)
+    job_cap(pool.jobs, use.jobs_in, pool.name, everybody, in_pool, who("jobs"), "one of them ends")
+    hour_cap(pool.gpu_hours, use.day_pool, pool.name, everybody, in_pool, who("gpu_hours"))
     if pool.reserve > 0 and not ask.human:
         reserve = pool.reserve * UNITS_PER_CARD
         cap = use.cards[pool.name] if pool.cap is None else pool.cap * UNITS_PER_CARD
         kept = f"pool {where} keeps {cards_text(reserve)} for people, so agents together may have"
         ends = "work of agents in this pool ends"
+        by = who("reserve")
         cards.append(Limit("reserve", max(0, cap - reserve), use.agents, pool.name, kept, in_pool, by, ends))
-    return Limits(tuple(cards), tuple(jobs), hours)
+    return Limits(tuple(cards), tuple(jobs), tuple(hours))
 
 
 Ends = Sequence[tuple[int, int, bool]]

@@ -70,6 +70,7 @@ class Pass:
         self.bookings: dict[str, Booking] = {}  # by pool: what is kept for the first that does not fit
         self._pools = {pool.name: pool for pool in world.pools}
         self._owners = {owner.owner: owner for owner in world.owners}
+        self._agents = {agent.agent: agent for agent in world.agents}
         self._limits: dict[tuple[str, str, bool, str, int], caps.Limits] = {}
         self._lines: defaultdict[str, Line] = defaultdict(Line)
         self._rooms: dict[str, int] = {}  # array -> elements that may still start beside those that run
@@ -93,7 +94,9 @@ class Pass:
         key = (ask.owner, ask.agent, ask.human, ask.pool, ask.own_cap)
         limits = self._limits.get(key)
         if limits is None:
-            limits = caps.limits_for(self.use, self.pool(ask.pool), self._owners.get(ask.owner), ask)
+            limits = caps.limits_for(
+                self.use, self.pool(ask.pool), self._owners.get(ask.owner), self._agents.get(ask.agent), ask
+            )
             self._limits[key] = limits
         return limits
 
@@ -133,7 +136,7 @@ class Pass:
             itself.append(reasons.array_full(ask))
         queue = self._queue(ask.pool)
         jobs = limits.jobs_reached()
-        hours = None if shape.cpu else limits.hours_used_up()
+        hours = [] if shape.cpu else limits.hours_used_up()
         reached = [] if shape.cpu else limits.reached(wanted)
         room = caps.UNLIMITED if shape.cpu or reached else limits.room()
         line = self._lines[ask.pool]
@@ -156,8 +159,7 @@ class Pass:
         found += [limit.refuse(wanted) for limit in reached if wanted > limit.cap]
         found += queue
         found += [limit.refuse(1) for limit in jobs]
-        if hours is not None:
-            found.append(hours)
+        found += hours
         found += [limit.refuse(wanted) for limit in reached if wanted <= limit.cap]
         if reservation is not None and wanted > kept:
             found.append(reasons.reserved_in_advance(reservation, wanted, kept, self.now_ms))

@@ -40,7 +40,20 @@ class Use:
         self.jobs: defaultdict[str, int] = defaultdict(int)  # by owner; leases at once, not units
         self.owner_jobs_in: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.caller_jobs_in: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self.gpu_ms = dict(world.gpu_ms_24h)
+        self.jobs_in: defaultdict[str, int] = defaultdict(int)  # by pool
+        self.caller_jobs: defaultdict[str, int] = defaultdict(int)
+        #: card-milliseconds of the last 24 h by owner, (owner, pool), agent, (agent, pool) and pool
+        self.day_owner: defaultdict[str, int] = defaultdict(int)
+        self.day_owner_in: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.day_caller: defaultdict[str, int] = defaultdict(int)
+        self.day_caller_in: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.day_pool: defaultdict[str, int] = defaultdict(int)
+        for spent in world.spent:
+            self.day_owner[spent.owner] += spent.day_ms
+            self.day_owner_in[spent.owner, spent.pool] += spent.day_ms
+            self.day_caller[spent.agent] += spent.day_ms
+            self.day_caller_in[spent.agent, spent.pool] += spent.day_ms
+            self.day_pool[spent.pool] += spent.day_ms
         for lease in world.holdings:
             self._count(lease.owner, lease.agent, lease.human, lease.pool, self.units_of(lease.slots))
             self._count_job(lease.owner, lease.agent, lease.pool)
@@ -67,6 +80,8 @@ class Use:
 
     def _count_job(self, owner: str, agent: str, pool: str) -> None:
         self.jobs[owner] += 1
+        self.jobs_in[pool] += 1
+        self.caller_jobs[agent] += 1
         self.owner_jobs_in[owner, pool] += 1
         self.caller_jobs_in[agent, pool] += 1
 

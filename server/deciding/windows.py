@@ -9,6 +9,50 @@ from zoneinfo import ZoneInfo
 from cotenant.server.deciding.world import PoolRules, Window
 
 _DAY = timedelta(days=1)
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+def window_of(text: str) -> Window:
+    """``mon-fri 20:00-08:00``, ``sat,sun 00:00-24:00``, ``daily 22:00-06:00``, as a Window.
+
+    Raises:
+        ValueError: it cannot be read so; the message says what is wrong.
+    """
+    days_text, _, hours = text.strip().lower().partition(" ")
+    begin, dash, end = hours.strip().partition("-")
+    if not dash:
+        raise ValueError(f'{text!r} is no window: write days and hours, such as "mon-fri 20:00-08:00"')
+    days: set[int] = set(range(7)) if days_text == "daily" else set()
+    for part in () if days_text == "daily" else days_text.split(","):
+        first, _, last = part.partition("-")
+        if first not in DAYS or (last and last not in DAYS):
+            raise ValueError(f"{part!r} is no day: use {', '.join(DAYS)}, a span such as mon-fri, or daily")
+        number, until = DAYS.index(first), DAYS.index(last or first)
+        while number != until:
+            days.add(number)
+            number = (number + 1) % 7
+        days.add(until)
+    window = Window(tuple(sorted(days)), _minutes(begin, text), _minutes(end, text))
+    if window.begin_min == window.end_min or window.begin_min == 24 * 60:
+        raise ValueError(f"{text!r} has no length: begin and end must differ, 00:00-24:00 is a whole day")
+    return window
+
+
+def window_text(window: Window) -> str:
+    """The window as it is written."""
+    days = "daily" if len(window.days) == 7 else ",".join(DAYS[number] for number in window.days)
+    begin, end = (f"{m // 60:02d}:{m % 60:02d}" for m in (window.begin_min, window.end_min))
+    return f"{days} {begin}-{end}"
+
+
+def _minutes(text: str, whole: str) -> int:
+    hour, colon, minute = text.strip().partition(":")
+    if not (colon and hour.isdecimal() and minute.isdecimal() and len(minute) == 2 and int(minute) < 60):
+        raise ValueError(f"{whole!r}: {text.strip()!r} is no time of day, such as 20:00")
+    value = int(hour) * 60 + int(minute)
+    if value > 24 * 60:
+        raise ValueError(f"{whole!r}: {text.strip()!r} is after 24:00")
+    return value
 
 
 @functools.lru_cache(maxsize=1024)

@@ -274,7 +274,6 @@ class World:
     holdings: tuple[Holding, ...] = ()
     cleaning: tuple[Holding, ...] = ()  # ended leases whose slots are still cleaning: they count for their holder
     asks: tuple[Ask, ...] = ()
-    gpu_ms_24h: tuple[tuple[str, int], ...] = ()  # per owner, card-milliseconds used in the last 24 h
     agents: tuple[AgentRules, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     preemptions: tuple[Preemption, ...] = ()

@@ -8,7 +8,8 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-from cotenant.server.deciding.world import Ask, Holding, Needs, SlotKey
+from cotenant.server.deciding.caps import HOUR_MS
+from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Holding, Needs, SlotKey, Spent
 from cotenant.server.model.spec import JobSpec, parse_kept
 from cotenant.server.store import dependencies, preemptions
 
@@ -196,17 +197,34 @@ def holdings(
     return living, ended, uses
 
 
-def gpu_ms_24h(connection: sqlite3.Connection, now_ms: int) -> tuple[tuple[str, int], ...]:
-    """Card-milliseconds that each owner held in the last 24 hours."""
-    since = now_ms - 24 * 3600 * 1000
+def spent(connection: sqlite3.Connection, now_ms: int, half_life_h: dict[str, int]) -> tuple[Spent, ...]:
+    """What each caller has used in each pool: in the last 24 hours, and altogether with older use weighing less.
+
+    Use counts half for every `half_life_h` (by pool, hours) since it ended, in steps of an eighth of that; what is older
+    than eight of them is forgotten.
+    """
+    day = now_ms - 24 * HOUR_MS
+    horizon = now_ms - 8 * max([24, *half_life_h.values()]) * HOUR_MS
     rows = connection.execute(
-        "SELECT owner, sum((min(coalesce(ended_at_ms, ?), ?) - max(granted_at_ms, ?)) * units / 840) AS used FROM lease"
-        " WHERE granted_at_ms IS NOT NULL AND (ended_at_ms IS NULL OR ended_at_ms > ?)"
-        # the plus keeps SQLite from walking every lease in the order of its owner
-        " GROUP BY +owner ORDER BY +owner",
-        (now_ms, now_ms, since, since),
-    ).fetchall()
-    return tuple((row["owner"], int(row["used"] or 0)) for row in rows)
+        "SELECT owner, caller, pool, granted_at_ms, coalesce(ended_at_ms, ?) AS until_ms, units FROM lease"
+        " WHERE state IN ('queued', 'leased', 'running') AND granted_at_ms IS NOT NULL"
+        " UNION ALL SELECT owner, caller, pool, granted_at_ms, ended_at_ms, units FROM lease"
+        " WHERE ended_at_ms > ? AND granted_at_ms IS NOT NULL",
+        (now_ms, horizon),
+    )
+    today: dict[tuple[str, str, str], int] = {}
+    past: dict[tuple[str, str, str], int] = {}
+    for owner, caller, pool, granted, until, units in rows:
+        of = (owner, caller, pool)
+        used = max(0, until - granted) * units // UNITS_PER_CARD
+        today[of] = today.get(of, 0) + max(0, until - max(granted, day)) * units // UNITS_PER_CARD
+        eighths = max(0, now_ms - until) * 8 // (half_life_h.get(pool, 168) * HOUR_MS)
+        past[of] = past.get(of, 0) + (used * _WEIGHT[eighths % 8] >> 16 + eighths // 8)
+    return tuple(Spent(*of, today[of], past[of]) for of in sorted(today))
+
+
+#: 2 to the power of -n/8, in 1/65536: whole numbers, so that every machine decides the same.
+_WEIGHT = (65536, 60097, 55109, 50535, 46341, 42495, 38968, 35734)
 
 
 def _rows(

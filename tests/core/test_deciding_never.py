@@ -30,6 +30,7 @@ from cotenant.server.deciding.world import (
     PoolRules,
     Slot,
     SlotKey,
+    Spent,
     Start,
     Wait,
     World,
@@ -181,7 +182,7 @@ def worlds(draw: st.DrawFn) -> World:
         tuple(holdings),
         tuple(cleaning),
         waiting,
-        (("alice", draw(st.sampled_from((0, HOUR)))),),
+        spent=(Spent("alice", "ada", "main", draw(st.sampled_from((0, HOUR)))),),
     )
 
 
@@ -314,7 +315,7 @@ def test_no_grant_goes_over_a_cap_or_into_the_reserve(world: World) -> None:
             if owner is not None and owner.cap is not None:
                 assert sum(r[4] for r in rows if r[0] == ask.owner) + mine <= owner.cap * UNITS_PER_CARD
             if owner is not None and owner.gpu_hours is not None:
-                assert dict(world.gpu_ms_24h).get(ask.owner, 0) < owner.gpu_hours * HOUR
+                assert sum(s.day_ms for s in world.spent if s.owner == ask.owner) < owner.gpu_hours * HOUR
         if (rules := owners.get(ask.owner)) is not None and rules.jobs is not None:
             assert sum(1 for r in rows if r[5] and r[0] == ask.owner) < rules.jobs
         if pool.owner_jobs is not None:
@@ -394,7 +395,7 @@ def lifted(world: World, ask: Ask, blocker: Blocker) -> tuple[World, Ask]:
                 return owner(jobs=None), ask
             return (pool(owner_jobs=None) if "owner" in names else pool(agent_jobs=None)), ask
         case "gpu_hours":
-            return replace(world, gpu_ms_24h=()), ask
+            return replace(world, spent=()), ask
         case "occupied":
             return slots("occupied", "unverified"), ask
         case "host_sick":

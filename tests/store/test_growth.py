@@ -45,7 +45,7 @@ def _recheck(c: sqlite3.Connection) -> Any:
         lambda c: requests.find(Tx(c), "a", "r", "verb", "digest"),
         lambda c: worlds.asks(c, ["job_1"], ["lse_1"]),
         lambda c: worlds.holdings(c, ["lse_1"]),
-        lambda c: worlds.gpu_ms_24h(c, 1),
+        lambda c: worlds.spent(c, 1, {}),
     ],
     ids=["tick", "recheck", "attempts", "same spec", "request", "asks", "holdings", "gpu hours"],
 )

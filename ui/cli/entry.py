@@ -24,7 +24,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "job": ("job", "list, show, wait, cancel, retry, signal, hold, release, hand-over, evict, abandon"),
     "templates": ("templates", "what submit --template can fill in"),
     "logs": ("logs", "what a job printed; -f follows"),
-    "quota": ("quota", "how many cards you may take now"),
+    "quota": ("quota", "how many cards you may take now; set, reset, list, evict-excess"),
+    "queue": ("queue", "list, pause, resume, drain, undrain"),
+    "reserve": ("reserve", "cards booked in advance: add, list, remove"),
     "gpus": ("fleet", "every card: state, holder, memory, use"),
     "hosts": ("fleet", "every machine: link, cards, driver, load"),
     "host": ("host", "list, take-over"),
@@ -225,6 +227,11 @@ class Parser:
         self.root.usage = usage
         self.root.set_defaults(act=act, takes_command=takes_command)
         return self.root
+
+    def alone(self, act: Any) -> None:
+        """What the command does without one of its sub-commands; they are named before."""
+        self._sub.required = False
+        self.root.set_defaults(act=act, takes_command=False)
 
     def sub(self, name: str, act: Any, what: str, *, example: str) -> argparse.ArgumentParser:
         """One sub-command's parser."""

@@ -176,7 +176,7 @@ class FleetViews(View):
         names = await self._names([ask.id for ask in world.asks if ask.kind == "job"])
         queues = []
         for name in sorted(self._c.settings.pools) if pool is None else [pool]:
-            rules = self._c.settings.pools[name]
+            rules = self._c.keeper.rules.pools[name]
             waiting = in_order(world, now, [ask for ask in world.asks if ask.pool == name])
             use = usage(world, name)
             queues.append(

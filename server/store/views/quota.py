@@ -29,7 +29,7 @@ class QuotaViews(View):
         ]
         mine = [h for h in world.holdings if h.agent == caller.name and h.owner == caller.owner]
         owned = [h for h in world.holdings if h.owner == caller.owner]
-        owner_rules = self._c.settings.owners.get(caller.owner)
+        owner_rules = self._c.keeper.rules.owners.get(caller.owner)
         me = a.MyQuota(
             name=caller.name,
             kind=caller.kind,
@@ -55,7 +55,7 @@ class QuotaViews(View):
         return a.QuotaStatus(pools, me, advice)
 
     def _pool(self, caller: Caller, world: World, name: str) -> a.PoolQuota:
-        rules = self._c.settings.pools[name]
+        rules = self._c.keeper.rules.pools[name]
         use = usage(world, name)
         slots = [s for s in world.slots if s.pool == name and s.kind == "gpu"]
         by_card: dict[tuple[str, str], list[str]] = {}

@@ -49,6 +49,7 @@ class Work:
     left_s: int | None
     draining: bool
     simulated: bool
+    purpose: str = ""  # of a job: why
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Waiter:
     since: str
     waiting_s: int
     blocker: BlockerAnswer | None
+    purpose: str = ""
 
 
 @dataclass(frozen=True)

@@ -90,3 +90,29 @@ async def test_no_reading_is_longer_than_one_look(tmp_path: Path) -> None:
         assert len(seen.waiting) == 50 and seen.waiting_total == 59
         assert "And 9 more." in pages.Pages().fragment(pages.board(seen, base="", form=""))
         assert len(str(asdict(seen))) < 100_000
+
+
+async def test_a_suspended_job_has_no_end_and_purposes_are_shown(tmp_path: Path) -> None:
+    async with Bench(tmp_path, Machine(cards=1)) as bench:
+        alice = await bench.caller("alice")
+        job = await bench.submit(alice, hours=2, name="trains", purpose="the paper's second table")
+        waits = await bench.submit(alice, name="later", purpose="only <b>if</b> there is room")
+        before = (await bench.control.views.overview(alice)).working[0]
+        assert before.until is not None
+        await bench.control.jobs.hold(alice, job, "lunch", suspend=True)
+        bench.clock.advance(600)
+        seen = await bench.control.views.overview(alice)
+        (work,), (item,) = seen.working, seen.waiting
+        assert (work.state, work.until, work.left_s, work.purpose) == (
+            "suspended",
+            None,
+            None,
+            "the paper's second table",
+        )
+        assert (item.id, item.purpose) == (waits, "only <b>if</b> there is room")
+        html = pages.Pages().fragment(pages.board(seen, base="", form=""))
+        assert "suspended" in html and "second table" in html and "&lt;b&gt;if" in html and "<b>if" not in html
+        bench.machine.stands_ms = 600_000
+        await bench.control.jobs.unhold(alice, job)
+        after = (await bench.control.views.overview(alice)).working[0]
+        assert after.until is not None and 7199 <= (after.left_s or 0) <= 7200

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter
+from functools import partial
 from typing import Any, Final
 
 from cotenant.server.clock import iso, iso_or_none
@@ -26,7 +28,7 @@ ENDED_WITHIN_MS: Final = 24 * 3600 * 1000
 STALE_S: Final = 30
 
 _WORKING_JOBS = """
-SELECT j.*, t.host, t.lease_id, t.started_at_ms AS begun_at_ms, t.state AS attempt_state
+SELECT j.*, t.host, t.lease_id, t.started_at_ms AS begun_at_ms, t.suspended_at_ms, t.suspended_ms
 FROM job j LEFT JOIN attempt t ON t.job_id = j.id AND t.epoch = j.epoch
 WHERE j.state NOT IN ('succeeded', 'failed', 'cancelled')
   AND j.state IN ('provisioning', 'deploying', 'running', 'suspended', 'stopping', 'lost')
@@ -78,6 +80,7 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
         asks = [ask for ask in world.asks if ask.kind == "claim" or ask.id in named]
         key = Order(world, now).key
         order = sorted(asks, key=lambda ask: (ask.pool, key(ask)))
+        specs = self._c.db.peek(partial(_specs, ids=[ask.id for ask in order[:MOST_ROWS]]))
         links = {host.host: host.link for host in hosts}
         pools = [self._pool_now(pool, cards.gpus, links, world) for pool in quota.pools]
         return o.Overview(
@@ -93,7 +96,7 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             hosts=hosts,
             working=working[:MOST_ROWS],
             working_total=len(working),
-            waiting=[self._waiter(ask, named.get(ask.id), now) for ask in order[:MOST_ROWS]],
+            waiting=[self._waiter(ask, named.get(ask.id), specs.get(ask.id), now) for ask in order[:MOST_ROWS]],
             waiting_total=len(order),
             ended=self._ended(caller, ended, since),
             events=list(reversed(events)),
@@ -118,7 +121,9 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
 
     def _job_works(self, row: sqlite3.Row, slots: list[sqlite3.Row], now: int) -> o.Work:
         begun = row["begun_at_ms"]
-        until = None if begun is None else begun + row["hours_ms"]
+        # while it is suspended its time limit stands still, and nobody knows its end
+        stands = row["suspended_at_ms"] is not None
+        until = None if begun is None or stands else begun + row["hours_ms"] + row["suspended_ms"]
         return o.Work(
             id=row["id"],
             kind="job",
@@ -137,6 +142,7 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             left_s=left_s(until, now),
             draining=row["lease_id"] is not None and self._drains(row["lease_id"]),
             simulated=any(self._simulated(slot["uuid"]) for slot in slots),
+            purpose=_purpose(row["spec"]),
         )
 
     def _lease_works(self, row: sqlite3.Row, slots: list[sqlite3.Row], now: int) -> o.Work:
@@ -161,7 +167,7 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             simulated=any(self._simulated(slot["uuid"]) for slot in slots),
         )
 
-    def _waiter(self, ask: Ask, row: sqlite3.Row | None, now: int) -> o.Waiter:
+    def _waiter(self, ask: Ask, row: sqlite3.Row | None, spec: str | None, now: int) -> o.Waiter:
         why = self._c.keeper.waiting.blockers(ask.id) or (UNDECIDED,)
         return o.Waiter(
             id=ask.id,
@@ -176,6 +182,7 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             since=iso(ask.queued_at_ms),
             waiting_s=max(0, (now - ask.queued_at_ms) // 1000),
             blocker=blocker_answer(why[0]),
+            purpose=_purpose(spec),
         )
 
     def _ended(self, caller: Caller, rows: list[sqlite3.Row], since: int) -> o.Ended:
@@ -195,6 +202,17 @@ class OverviewViews(QuotaViews, FleetViews, EventViews):
             cancelled=by_state["cancelled"],
             failures=[o.FailureCount(name, count) for name, count in failures],
         )
+
+
+def _specs(c: sqlite3.Connection, ids: list[str]) -> dict[str, str]:
+    if not ids:
+        return {}
+    marks = ", ".join("?" * len(ids))
+    return {row["id"]: row["spec"] for row in c.execute(f"SELECT id, spec FROM job WHERE id IN ({marks})", ids)}
+
+
+def _purpose(spec: str | None) -> str:
+    return mask(clean(json.loads(spec).get("purpose", ""), 200)) if spec is not None else ""
 
 
 def _headline(cards: GpuList, known: bool, working: int, waiting: int) -> str:

@@ -281,7 +281,7 @@ class Hosts:
         elif future.result() == "stop":
             self._context.background_task(of_ranks.stop_others(self._context, report.attempt_id))
         if report.state not in outcomes.LIVING:
-            self._context.live.progress.pop(report.attempt_id, None)
+            self._context.live.progress.pop(report.attempt_id.removesuffix(".0"), None)
         if future.result() == "stray":
             self._context.background_task(placing.stop_attempt(self._context, report.attempt_id, host, "evict", 10))
         elif report.clean and report.state not in outcomes.LIVING:

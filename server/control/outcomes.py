@@ -328,11 +328,14 @@ async def attempt_never(context: Context, attempt_id: str, failure: str, message
         attempt = jobs.find_attempt(tx, attempt_id)
         if attempt is None or attempt["state"] == "ended":
             return
-        jobs.move_attempt(tx, attempt_id, AttemptState.ENDED, ended_at_ms=now, failure_class=failure, message=message)
+        attempt = jobs.move_attempt(
+            tx, attempt_id, AttemptState.ENDED, ended_at_ms=now, failure_class=failure, message=message
+        )
         lease = leases.get(tx, attempt["lease_id"])
         if lease["state"] in ("leased", "running"):
             end_lease(tx, LOOP, lease, LeaseState.RELEASED, "never started", now, clean=True)
         job = jobs.get(tx, attempt["job_id"])
+        victims.ended(tx, attempt, job, AttemptReport(attempt_id, "never"), ExitRecord(), failure, now)
         if job["epoch"] != attempt["epoch"] or job["state"] in JOB_FINAL:
             return
         if counts or job["state"] == "stopping":

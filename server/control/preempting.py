@@ -12,6 +12,7 @@ import logging
 import signal as signals
 import sqlite3
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -30,7 +31,7 @@ from cotenant.server.model.caller import LOOP, Caller, may_operate, owns
 from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JOB_ACTIVE
 from cotenant.server.model.text import quoted
-from cotenant.server.store import events, jobs, preemptions, requests
+from cotenant.server.store import events, jobs, preemptions, ranks, requests
 from cotenant.server.store.db import Tx, dumps
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class Preempting:
             row = jobs.get(tx, job_id)
             attempt = jobs.live_attempt(tx, job_id)
             spec = parse_kept(row["spec"])
-            if row["state"] != "running" or attempt is None or attempt["nodes"] > 1 or checkpoint_ref(spec) is None:
+            if row["state"] != "running" or attempt is None or checkpoint_ref(spec) is None:
                 return None
             for known in preemptions.of_attempt(tx.connection, attempt["id"]):
                 if known["reason"] == "evict":
@@ -185,9 +186,9 @@ class Preempting:
                     code="not_running",
                     hint="get_job shows its state.",
                 )
-            if attempt["nodes"] > 1 or checkpoint_ref(parse_kept(row["spec"])) is None:
+            if checkpoint_ref(parse_kept(row["spec"])) is None:
                 raise Conflict(
-                    f"{job_id} does not say where it saves, or runs on several hosts",
+                    f"{job_id} does not say where it saves",
                     code="no_checkpoints",
                     hint="Submit with checkpoint={dir, signal}; signal_job reaches a job that saves at a signal anyway.",
                 )
@@ -231,7 +232,7 @@ class Preempting:
     def progress(self, host: str, told: list[Progress]) -> None:
         """A host tells signs of work: they are kept, and whoever waited for a save goes on."""
         context, now = self._context, self._context.now()
-        for one in told:
+        for one in filter(None, map(_of_attempt, told)):
             before = context.live.progress.get(one.attempt_id)
             seen = LiveProgress.read(one, host, now, before)
             context.live.progress[one.attempt_id] = seen
@@ -294,22 +295,25 @@ class Preempting:
     async def _tell(self, row: sqlite3.Row, victim: sqlite3.Row) -> None:
         """Give one victim its notice. A host that is away hears of it at a later tick."""
         context = self._context
-        link = context.hosts.get(victim["host"])
-        if link is None:
+        seats = context.db.peek(lambda c: ranks.seats(c, victim["attempt_id"]))
+        if any(host not in context.hosts for _, host in seats):
             return
         spec = parse_kept(victim["job_spec"])
         number = signal_number(spec.checkpoint.signal if spec.checkpoint is not None else None)
         what = "save" if row["reason"] == "save" else "stop"
         by_s = None if row["reason"] == "save" else float(row["grace_s"])
         told: Progress | None = None
-        try:
-            told = await link.notice(victim["attempt_id"], row["id"], what, row["why"], by_s, number)
-        except HostRefused as refused:
-            # there is no process to tell any more, or a hostd that cannot: the stop comes all the same
-            log.info("no notice to %s: %s %s", victim["attempt_id"], refused.code, refused.message)
-        except (Unreachable, OutcomeUnknown) as error:
-            log.info("host %s did not take the notice to %s yet: %s", victim["host"], victim["attempt_id"], error)
-            return
+        for at, host in seats:
+            try:
+                said = await context.hosts[host].notice(at, row["id"], what, row["why"], by_s, number)
+            except HostRefused as refused:
+                # there is no process to tell any more, or a hostd that cannot: the stop comes all the same
+                log.info("no notice to %s: %s %s", at, refused.code, refused.message)
+            except (KeyError, Unreachable, OutcomeUnknown) as error:
+                log.info("host %s did not take the notice to %s yet: %s", host, at, error)
+                return
+            else:
+                told = told or _of_attempt(said)
         now = context.now()
         if told is not None:
             before = context.live.progress.get(victim["attempt_id"])
@@ -444,12 +448,16 @@ class Preempting:
             return victims
 
         for victim in await context.db.write(write):
-            link = context.hosts.get(victim["host"])
-            if link is not None and victim["told_at_ms"] is not None and victim["ended_at_ms"] is None:
+            if victim["told_at_ms"] is None or victim["ended_at_ms"] is not None:
+                continue
+            for at, host in context.db.peek(lambda c, v=victim: ranks.seats(c, v["attempt_id"])):  # type: ignore[misc]
+                link = context.hosts.get(host)
+                if link is None:
+                    continue
                 try:
-                    await link.notice(victim["attempt_id"], f"{preemption_id}-no", "none", why, None, None)
+                    await link.notice(at, f"{preemption_id}-no", "none", why, None, None)
                 except (HostRefused, Unreachable, OutcomeUnknown) as error:
-                    log.info("%s was not told that the notice is withdrawn: %s", victim["attempt_id"], error)
+                    log.info("%s was not told that the notice is withdrawn: %s", at, error)
         context.keeper.doubt_preemptions()
         context.wake()
 
@@ -473,6 +481,14 @@ def _unreachable(row: sqlite3.Row, victim: sqlite3.Row, now: int) -> bool:
     return victim["job_state"] == "lost" or (
         victim["told_at_ms"] is None and now - row["noticed_at_ms"] > row["grace_s"] * 1000
     )
+
+
+def _of_attempt(told: Progress) -> Progress | None:
+    """Signs of work by the attempt's own id. Of several hosts the first counts, whose rank writes the checkpoints."""
+    attempt_id = ranks.attempt_of(told.attempt_id)
+    if attempt_id is None:
+        return told
+    return replace(told, attempt_id=attempt_id) if told.attempt_id == f"{attempt_id}.0" else None
 
 
 def _why(row: sqlite3.Row) -> str:

@@ -6,14 +6,15 @@ No rank begins before all are ready; the first that fails is the one by which al
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sqlite3
 from dataclasses import replace
 from typing import Any, Final
 
-from cotenant.hostd.protocol import AttemptReport, ExitRecord, to_wire
+from cotenant.hostd.protocol import AttemptReport, CheckpointSeen, ExitRecord, Progress, from_wire, to_wire
 from cotenant.server.backends.base import HostRefused
-from cotenant.server.control import standing
+from cotenant.server.control import standing, victims
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import end_lease, free_slots
 from cotenant.server.control.outcomes import LIVING, REFUSED_AGAIN_MS, attempt_report, classify, settle
@@ -21,7 +22,7 @@ from cotenant.server.errors import OutcomeUnknown, Unreachable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.spec import parse_kept
 from cotenant.server.model.states import JOB_FINAL, AttemptState, JobState, LeaseState
-from cotenant.server.store import events, jobs, leases, meta, ranks
+from cotenant.server.store import events, jobs, leases, meta, preemptions, ranks
 from cotenant.server.store.db import Tx, dumps
 
 log = logging.getLogger(__name__)
@@ -186,6 +187,8 @@ def _ended(
         pid=report.pid or rank["pid"], boot_id=report.boot_id or rank["boot_id"],
         started_at_ms=rank["started_at_ms"] or (now - int(record.duration_s * 1000) if ran else None),
     )  # fmt: skip
+    if rank["rank"] == 0 and report.progress is not None:
+        attempt = _keep_progress(tx, attempt, report.progress, now)
     if attempt["go_at_ms"] is None and report.state == "exited":
         # the word to begin was given by a server whose records were newer than these
         attempt = jobs.move_attempt(tx, attempt["id"], AttemptState(attempt["state"]), go_at_ms=now)
@@ -205,14 +208,32 @@ def _ended(
         if attempt["state"] != "running" and not stopping and {r["state"] for r in all_ranks} <= {"running", "ended"}:
             _runs(tx, attempt, job, now)
         return None
-    jobs.move(tx, job["id"], JobState.STOPPING, now, row=job, stop_reason=RANK_FAILED)
-    jobs.move_attempt(tx, attempt["id"], AttemptState.STOPPING, stop_reason=RANK_FAILED)
+    why = victims.obeyed(tx, attempt["id"], record) or RANK_FAILED
+    jobs.move(tx, job["id"], JobState.STOPPING, now, row=job, stop_reason=why)
+    jobs.move_attempt(tx, attempt["id"], AttemptState.STOPPING, stop_reason=why)
     events.append(
         tx, "job.stopping", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=attempt["id"], host=rank["host"],
         old=job["state"], new="stopping", reason=f"rank {rank['rank']} failed; the others are stopped",
-        args={"stop": RANK_FAILED, "rank": rank["rank"], "class": failure},
+        args={"stop": why, "rank": rank["rank"], "class": failure},
     )  # fmt: skip
     return "stop"
+
+
+def _keep_progress(tx: Tx, attempt: sqlite3.Row, progress: Progress, now: int) -> sqlite3.Row:
+    """What the first host saw last of the checkpoints, for the attempt and for the notices that it was given."""
+    kept = victims.checkpoint_json(progress, now) or attempt["checkpoint"]
+    for row in preemptions.of_attempt(tx.connection, attempt["id"]):
+        if progress.saved and progress.notice == row["preemption_id"]:
+            preemptions.update_victim(tx, row["preemption_id"], attempt["id"], saved=1)
+    return jobs.move_attempt(tx, attempt["id"], AttemptState(attempt["state"]), checkpoint=kept)
+
+
+def _progress(attempt: sqlite3.Row, now: int) -> Progress | None:
+    kept = json.loads(attempt["checkpoint"]) if attempt["checkpoint"] else {}
+    if "path" not in kept:
+        return None
+    seen = CheckpointSeen(kept["name"], kept["path"], kept["size_bytes"], max(0, now - kept["at_ms"]))
+    return Progress(attempt["id"], attempt["lease_id"], checkpoint=seen)
 
 
 def _finish(
@@ -230,6 +251,14 @@ def _finish(
         tx, attempt["id"], AttemptState.ENDED, ended_at_ms=now, exit=subject["exit"], exit_code=subject["exit_code"],
         failure_class=failure, message=message, started_at_ms=attempt["started_at_ms"] or min(started, default=None),
     )  # fmt: skip
+    record = from_wire(ExitRecord, json.loads(subject["exit"])) if subject["exit"] else ExitRecord()
+    whole = AttemptReport(attempt["id"], "exited", progress=_progress(attempt, now))
+    obeyed = victims.ended(tx, attempt, job, whole, record, failure, now)
+    newest = attempt["epoch"] == job["epoch"] and job["state"] not in JOB_FINAL
+    if newest and obeyed is not None and job["state"] == "running":
+        jobs.move(tx, job["id"], JobState.STOPPING, now, stop_reason=obeyed)
+        job = jobs.get(tx, job["id"])
+        failure, message = "preempted", f"{message} after a notice"
     lease = leases.get(tx, attempt["lease_id"])
     if lease["state"] in ("leased", "running"):
         clean = all(row["clean"] for row in all_ranks)
@@ -237,7 +266,7 @@ def _finish(
         for row in all_ranks:
             if row["clean"] and not clean:
                 free_slots(tx, lease["id"], now, host=row["host"])
-    if attempt["epoch"] == job["epoch"] and job["state"] not in JOB_FINAL:
+    if newest:
         at_fault = {**dict(attempt), "host": subject["host"]}
         settle(tx, context, job, at_fault, failure, message, subject["exit_code"], now, started=bool(started))
 
@@ -250,7 +279,10 @@ def never(
     Must not be called once the word was given (`go_at_ms`): from then on some rank may run.
     """
     assert attempt["go_at_ms"] is None, "some rank may run"
-    jobs.move_attempt(tx, attempt["id"], AttemptState.ENDED, ended_at_ms=now, failure_class=failure, message=message)
+    attempt = jobs.move_attempt(
+        tx, attempt["id"], AttemptState.ENDED, ended_at_ms=now, failure_class=failure, message=message
+    )
+    victims.ended(tx, attempt, job, AttemptReport(attempt["id"], "never"), ExitRecord(), failure, now)
     lease = leases.get(tx, attempt["lease_id"])
     if lease["state"] in ("leased", "running"):
         end_lease(tx, LOOP, lease, LeaseState.RELEASED, "never started", now)

@@ -113,6 +113,14 @@ def ended(
     return found
 
 
+def obeyed(tx: Tx, attempt_id: str, record: ExitRecord) -> str | None:
+    """The reason (preempt, evict) of a notice that an end before the stop obeys: it has saved, or ended of the signal; or None."""
+    for row in preemptions.of_attempt(tx.connection, attempt_id):
+        if row["reason"] != "save" and row["stopped_at_ms"] is None and (row["saved"] or record.sender == "cotenant"):
+            return str(row["reason"])
+    return None
+
+
 def _all_ended(tx: Tx, preemption_id: str, now: int) -> None:
     """What follows once the last victim has ended: an eviction is over, a preemption keeps its slots for the asker."""
     if tx.one("SELECT 1 FROM victim WHERE preemption_id = ? AND ended_at_ms IS NULL", (preemption_id,)) is not None:

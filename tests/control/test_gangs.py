@@ -552,6 +552,91 @@ async def test_a_job_whose_ranks_the_records_lost_does_not_start_again_before_th
     assert (await shown(pair, job)).state == "running" and not any(m.broken for m in pair.machines)
 
 
+# ---- preempted, evicted, asked to save
+
+SAVES = {"dir": "/ck", "resume_arg": "--resume={path}", "signal": "SIGUSR1"}
+TRAIN = {"resumable": True, "checkpoint": SAVES, "priority": "batch", "command": ("train",)}
+
+
+@pytest.fixture
+async def rival(make_bench) -> Bench:
+    """Two hosts in a pool with preemption."""
+    toml = '[pools.default]\npreempt = "within"\ngrace_s = 60\n'
+    return await make_bench(Machine("local", cards=1), Machine("h2", cards=1), toml=toml)
+
+
+@pytest.mark.parametrize("asker", [{"gpus": 1}, {"gpus": 1, "nodes": 2}])
+async def test_a_gang_is_preempted_as_one_and_goes_on_from_what_its_first_rank_saved(rival: Bench, asker: Any) -> None:
+    job = await gang(rival, gpus=1, **TRAIN)
+    first, second = of(rival, job)
+    urgent = await rival.submit(await rival.caller("b"), "urgent", priority="high", **asker)
+    for row in (first, second):
+        m = machine(rival, row["host"])
+        assert [(at, what) for at, what, _ in m.notices] == [(row["id"], "stop")] and m.signals == [(row["id"], 10)]
+    await rival.tell(second["id"], machine(rival, second["host"]), path="/ck/shard", saved=True)
+    assert rival.job(job)["state"] == "running", "the first rank's word counts"
+    await rival.tell(first["id"], machine(rival, first["host"]), path="/ck/step-7", saved=True, age_ms=1000)
+    await rival.advance(2)
+    assert rival.job(urgent)["state"] == "running" and rival.job(job)["state"] == "preempted"
+    answer = await shown(rival, job)
+    (told,) = answer.preemptions
+    assert (told["state"], told["saved"], told["checkpoint"], told["outcome"]) == (
+        "done",
+        True,
+        "/ck/step-7",
+        "stopped",
+    )
+    for row in of(rival, urgent) or [rival.attempt(urgent)]:
+        machine(rival, row["host"]).finish(row["id"])
+    await rival.settle()
+    await rival.advance(4)
+    assert rival.job(job)["state"] == "running" and rival.attempt(job)["epoch"] == 2
+    for row in of(rival, job):
+        assert machine(rival, row["host"]).specs[row["id"]].argv == ("train", "--resume=/ck/step-7")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_obeys_the_notice_by_ending_is_no_failure(rival: Bench, rank: int) -> None:
+    job = await gang(rival, gpus=1, **TRAIN)
+    urgent = await rival.submit(await rival.caller("b"), "urgent", priority="high", gpus=1, nodes=2)
+    await end(rival, job, rank, None, signal=10, sender="cotenant")
+    await rival.advance(2)
+    assert rival.job(job)["state"] == "preempted" and rival.job(urgent)["state"] == "running"
+
+
+async def test_a_gang_that_cannot_save_is_stopped_after_its_grace(rival: Bench) -> None:
+    job = await gang(rival, gpus=1, **TRAIN)
+    urgent = await rival.submit(await rival.caller("b"), "urgent", priority="high")
+    await rival.advance(58)
+    assert rival.job(job)["state"] == "running"
+    await rival.advance(6)
+    assert rival.job(job)["state"] == "preempted" and rival.job(urgent)["state"] == "running"
+
+
+async def test_a_notice_that_is_withdrawn_is_withdrawn_on_every_host(rival: Bench) -> None:
+    job = await gang(rival, gpus=1, **TRAIN)
+    b = await rival.caller("b", autopilot=True)
+    urgent = await rival.submit(b, "urgent", priority="high")
+    await rival.control.jobs.cancel(b, urgent)
+    await rival.settle()
+    await rival.advance(2)
+    assert rival.job(job)["state"] == "running"
+    assert [[what for _, what, _ in m.notices] for m in rival.machines] == [["stop", "none"]] * 2
+
+
+async def test_a_gang_can_be_asked_to_save(rival: Bench) -> None:
+    job = await gang(rival, gpus=1, **TRAIN)
+    a = await rival.caller("a", "alice")
+    asked = await rival.control.preempting.save_now(a, job)
+    assert (asked.status, asked.told) == ("noticed", True)
+    first = of(rival, job)[0]
+    await rival.tell(first["id"], machine(rival, first["host"]), path="/ck/now", saved=True)
+    again = await rival.control.preempting.save_now(a, job)
+    assert (await shown(rival, job)).state == "running" and again.notice_id != asked.notice_id
+    (saved,) = rival.events("job.saved")
+    assert saved["job_id"] == job
+
+
 # ---- the store
 
 

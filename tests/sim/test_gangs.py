@@ -20,7 +20,7 @@ from cotenant.server.errors import CotenantError
 
 EXAMPLES = int(os.environ.get("COTENANT_EXAMPLES", "10"))
 STEPS = 40
-WORDS = ["prepare", "go", "free_port", "stop", "probe", "start", "check"]
+WORDS = ["prepare", "go", "free_port", "stop", "probe", "start", "check", "notice"]
 
 
 class Play:
@@ -29,13 +29,15 @@ class Play:
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = Random(seed)
         self.machines = [Machine("local", cards=2), Machine("h2", cards=2), Machine("h3", cards=2)]
-        self.bench = Bench(folder / "data", *self.machines, seed=seed)
+        toml = '[pools.default]\npreempt = "within"\ngrace_s = 20\n'
+        self.bench = Bench(folder / "data", *self.machines, toml=toml, seed=seed)
         self.jobs: list[str] = []
         self.final: dict[str, str] = {}
         self.done: list[str] = []  # what was done, for a failure to show
 
     async def step(self) -> None:
         acts = [self.submit] * 3 + [self.process_ends] * 6 + [self.cable] * 3 + [self.word] * 4 + [self.time] * 4
+        acts += [self.it_saves] * 2
         acts += [self.server_starts_anew] * 2 + [self.cancel] * 2 + [self.reboot, self.gate_closes, self.hold_reports]
         act = self.chance.choice(acts)
         self.done.append(act.__name__)
@@ -53,6 +55,9 @@ class Play:
         gpus: Any = self.chance.choice([0, 1, 2, {"min": 1, "max": 2}])
         retry = self.chance.choice([1, 3])
         spec = {"gpus": gpus, "nodes": nodes, "max_attempts": retry, "cpus": self.chance.choice([0, 6])}
+        spec["priority"] = self.chance.choice(["batch", "batch", "normal", "high"])
+        if self.chance.random() < 0.7:
+            spec |= {"resumable": True, "checkpoint": {"dir": "/ck", "signal": "SIGUSR1"}}
         self.done[-1] += f" {spec}"
         try:
             self.jobs.append(await self.bench.submit(a, name=f"job {len(self.jobs)}", **spec))
@@ -70,6 +75,12 @@ class Play:
             machine.shim_dies(attempt_id)
         else:
             machine.finish(attempt_id, code, clean=self.chance.random() < 0.8)
+
+    async def it_saves(self) -> None:
+        for machine in self.machines:
+            for attempt_id in sorted(machine.processes):
+                if machine.name not in self.bench.cut and self.chance.random() < 0.5:
+                    await self.bench.tell(attempt_id, machine, path="/ck/one", saved=True)
 
     async def gate_closes(self) -> None:
         for machine in self.machines:

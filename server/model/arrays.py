@@ -83,13 +83,13 @@ class ArraySpec(BaseModel):
 
     def find_secret(self) -> tuple[str, str] | None:
         """(field, what it seems to be) of the first value that looks like a credential, or None."""
-        sets = self.params if self.params is not None else (self.grid,) if self.grid else ()
         for name in self.names:
             if text.password_name(name):
                 return f"array.{name}", "a secret by its name"
-            words = (values[name] for values in sets)
-            said = "\n".join({str(word) for word in words})  # one search over all: there may be 100,000
-            if (what := text.find_secret(said)) is not None:
+            words = self.grid[name] if self.grid is not None else [values[name] for values in self.params or ()]
+            # one search over all that is text: there may be 100,000
+            said = "\n".join({word for word in words if isinstance(word, str)})
+            if said and (what := text.find_secret(said)) is not None:
                 return f"array.{name}", what
         return None
 

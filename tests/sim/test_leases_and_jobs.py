@@ -22,6 +22,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from cotenant.hostd.protocol import CardProcess
 from cotenant.server.deciding.usage import usage
+from cotenant.server.deciding.world import World
 from cotenant.server.errors import CotenantError
 from cotenant.server.model.caller import Caller
 from cotenant.server.model.spec import JobSpec
@@ -37,6 +38,11 @@ agent_jobs = 4
 """
 NAMES = ["a1", "a2", "b1"]
 OPS = ["start", "stop", "hold", "unhold", "probe", "check"]
+
+
+def waiting(world: World) -> dict[str, tuple[int, int | None, tuple[str, ...]]]:
+    """Who waits, for how many elements, with how much room beside those that run, and for whom."""
+    return {ask.id: (ask.count, ask.array_room, ask.after) for ask in world.asks}
 
 
 class LeasesAndJobs(RuleBasedStateMachine):
@@ -124,6 +130,48 @@ class LeasesAndJobs(RuleBasedStateMachine):
         )
         got = self.run(self.bench.control.jobs.submit(self.caller(name), spec))
         return multiple() if got is None else (name, got.job_id)
+
+    @rule(
+        target=jobs, name=st.sampled_from(NAMES), size=st.integers(1, 6), limit=st.sampled_from([None, None, 1, 2]),
+        gpus=st.integers(0, 2), tries=st.integers(1, 2), data=st.data(),
+    )  # fmt: skip
+    def submit_array(self, name: str, size: int, limit: int | None, gpus: int, tries: int, data: st.DataObject) -> Any:
+        """An array, mostly at once, else after some job or elements of one."""
+        self.bench.clock.advance(0.001)
+        known = [row["id"] for row in self.bench.rows("SELECT id FROM job ORDER BY id")]
+        after = data.draw(st.sampled_from(known)) if known and data.draw(st.integers(0, 3)) == 0 else None
+        spec = JobSpec(
+            command="train",
+            gpus=gpus,
+            array={"n": size, "max_parallel": limit},
+            max_attempts=tries,
+            retry_on=("code", "lost", "signal", "host"),
+            labels={"n": str(len(known))},
+            after=None
+            if after is None
+            else {"job": after, "when": data.draw(st.sampled_from(["ok", "any", "failed"]))},
+        )
+        got = self.run(self.bench.control.jobs.submit(self.caller(name), spec))
+        if got is None:
+            return multiple()
+        return multiple((name, got.job_id), (name, f"{got.job_id}.0"), (name, f"{got.job_id}.{size - 1}"))
+
+    @rule(
+        job=jobs, what=st.sampled_from(["cancel", "hold", "release", "retry", "failed"]),
+        indices=st.sampled_from(["0", "0-1", "2-5", "1,3", "0-5"]),
+    )  # fmt: skip
+    def act_on_elements(self, job: tuple[str, str], what: str, indices: str) -> None:
+        jobs, caller = self.bench.control.jobs, self.caller(job[0])
+        array = job[1].partition(".")[0]
+        if what == "cancel":
+            self.run(jobs.cancel(caller, array, confirmed=True, indices=indices))
+        elif what == "hold":
+            self.run(jobs.hold(caller, array, "later", indices=indices))
+        elif what == "release":
+            self.run(jobs.unhold(caller, array, indices=indices))
+        else:
+            only = "failed" if what == "failed" else None
+            self.run(jobs.retry(caller, array, only=only, indices=None if only else indices))
 
     @rule(job=jobs)
     def cancel(self, job: tuple[str, str]) -> None:
@@ -292,13 +340,13 @@ class LeasesAndJobs(RuleBasedStateMachine):
         async def compare() -> None:
             keeper, now = self.bench.control.context.keeper, self.bench.clock.now_ms()
             keeper.refresh(now)
-            held, uses, asks = dict(keeper.living), dict(keeper.uses), {ask.id for ask in keeper.world().asks}
+            held, uses, asks = dict(keeper.living), dict(keeper.uses), waiting(keeper.world())
             keeper.distrust()
             keeper.refresh(now)
             assert {k: sorted(h.slots) for k, h in held.items()} == {
                 k: sorted(h.slots) for k, h in keeper.living.items()
             }
-            assert uses == keeper.uses and asks == {ask.id for ask in keeper.world().asks}
+            assert uses == keeper.uses and asks == waiting(keeper.world())
             use = usage(keeper.world(), "default")
             assert use.used <= use.cap
 

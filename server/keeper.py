@@ -74,6 +74,8 @@ class Keeper:
         self.preemptions: dict[str, Preemption] = {}
         self._preemptions_dirty = False
         self._progress: dict[str, LiveProgress] = {}  # by lease
+        self._work: dict[str, int] = {}  # lease -> when its cards were last seen to do something, or first looked at
+        self._blind: set[str] = set()  # leases with a card that does not tell what it does
         self._without_right: dict[str, int] = {}  # owners who may not preempt -> until when
         self._spent: tuple[Spent, ...] = ()
         self._spent_at_ms: int | None = None  # when it was summed up
@@ -221,6 +223,8 @@ class Keeper:
                 self.living.pop(lease_id, None)
                 if lease_id not in living:
                     self._progress.pop(lease_id, None)
+                    self._work.pop(lease_id, None)
+                    self._blind.discard(lease_id)
                 self.ended.pop(lease_id, None)
                 for slot_key in self._taken.pop(lease_id, ()):
                     if self.uses.get(slot_key, ("", "", ""))[1] == lease_id:
@@ -256,6 +260,31 @@ class Keeper:
         """Read them again before the next decision."""
         self._preemptions_dirty = True
 
+    def assume_idle_notice(self, lease_id: str, now_ms: int) -> None:
+        """Count a notice that is being written as given."""
+        lease = self.living.get(lease_id)
+        if lease is not None:
+            self.living[lease_id] = replace(lease, idle_notice_ms=now_ms)
+
+    def see_card_work(self, host: str, uuid: str, worked: bool | None, now_ms: int) -> None:
+        """A card was looked at: whether it did something since the last look; None where it does not say."""
+        if not any(pool.preempt != "off" or pool.idle_s for pool in self.rules.pools.values()):
+            return
+        for lease_id in {use[1] for key, use in self.uses.items() if key[:2] == (host, uuid) and use[0] == "held"}:
+            lease = self.living.get(lease_id)
+            if lease is None:
+                continue
+            if worked is None:
+                self._blind.add(lease_id)
+            elif worked or lease_id not in self._work:
+                self._work[lease_id] = now_ms
+            after = self._with_progress(lease)
+            if after != lease:
+                self.living[lease_id] = after
+                self.version += 1
+                # work only puts off what would be done; who was told has to be looked at
+                self._undecided = self._undecided or lease.idle_notice_ms is not None or lease.progress_ms is None
+
     def see_progress(self, lease_id: str, progress: LiveProgress) -> None:
         """A host told signs of work of the attempt on this lease."""
         lease = self.living.get(lease_id)
@@ -272,12 +301,14 @@ class Keeper:
             )
 
     def _with_progress(self, lease: Holding) -> Holding:
-        seen = self._progress.get(lease.id)
-        if seen is None:
+        seen, worked = self._progress.get(lease.id), self._work.get(lease.id)
+        if seen is None and worked is None:
             return lease
-        return replace(
-            lease, checkpoint_ms=seen.checkpoint_ms, writing_ms=seen.writing_ms, progress_ms=seen.progress_ms
-        )
+        signs = [at for at in (worked, None if seen is None else seen.progress_ms) if at is not None]
+        progress = None if lease.id in self._blind or worked is None else max(signs)
+        if seen is None:
+            return replace(lease, progress_ms=progress)
+        return replace(lease, checkpoint_ms=seen.checkpoint_ms, writing_ms=seen.writing_ms, progress_ms=progress)
 
     def _as_assumed(self, lease_id: str, living: dict[str, Holding], uses: dict[SlotKey, tuple[str, str, str]]) -> bool:
         """Whether a lease was read as it stood here already: a grant that came true, a heartbeat.
@@ -288,10 +319,10 @@ class Keeper:
         if before is None or after is None:
             return False
         # what a grant does not know yet of the job behind it, nor which element of an array it was
-        known = {
-            name: getattr(after, name)
-            for name in ("expires_ms", "stop_s", "job_id", "preemptible", "resumable", "immune_until_ms")
-        }
+        unknown = ["expires_ms", "stop_s", "job_id"]
+        if not before.preemptible:
+            unknown += ["preemptible", "resumable", "immune_until_ms"]
+        known = {name: getattr(after, name) for name in unknown}
         if replace(before, **known) != after:
             return False
         return all(self.uses.get(key, ("", ""))[:2] == ("held", lease_id) == uses[key][:2] for key in after.slots)

@@ -16,10 +16,11 @@ from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
+from cotenant.server.control.idling import Idling
 from cotenant.server.control.leases import Leases
 from cotenant.server.control.preempting import Preempting
 from cotenant.server.deciding.decide import decide
-from cotenant.server.deciding.world import Expire, GiveUp, Preempt, Slot, Start, Withdraw
+from cotenant.server.deciding.world import Expire, GiveUp, Notice, Preempt, Reclaim, Slot, Start, Withdraw
 from cotenant.server.errors import Unavailable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.states import LeaseState
@@ -39,7 +40,14 @@ class Loop:
     """Owns the pass and the tick. `run` until cancelled."""
 
     def __init__(
-        self, context: Context, leases_: Leases, holds: Holds, hosts: Hosts, auth: Auth, preempting: Preempting
+        self,
+        context: Context,
+        leases_: Leases,
+        holds: Holds,
+        hosts: Hosts,
+        auth: Auth,
+        preempting: Preempting,
+        idling: Idling,
     ) -> None:
         self._context = context
         self._leases = leases_
@@ -47,6 +55,7 @@ class Loop:
         self._hosts = hosts
         self._auth = auth
         self._preempting = preempting
+        self._idling = idling
         self._wake = asyncio.Event()
         self._wake_at_ms: int | None = None
         self._ticked_s = self._housekept_s = context.clock.monotonic_s()
@@ -153,6 +162,11 @@ class Loop:
                 context.background_task(self._preempting.begin(decision, now))
             elif isinstance(decision, Withdraw):
                 context.background_task(self._preempting.withdraw(decision.preemption_id, decision.why))
+            elif isinstance(decision, Notice):
+                context.keeper.assume_idle_notice(decision.lease_id, now)
+                context.background_task(self._idling.notice(decision))
+            elif isinstance(decision, Reclaim):
+                context.background_task(self._idling.reclaim(decision))
         for array_id, granted in of_arrays.items():
             context.background_task(placing.start_elements(context, array_id, granted, now))
         context.keeper.settled()

@@ -97,7 +97,7 @@ async def core(settings: Settings, clock: Clock | None = None, ids: Ids | None =
 @contextlib.asynccontextmanager
 async def _running(control: Control) -> AsyncIterator[None]:
     context = control.context
-    loop = Loop(context, control.leases, control.holds, control.hosts, control.auth, control.preempting)
+    loop = Loop(context, control.leases, control.holds, control.hosts, control.auth, control.preempting, control.idling)
     context.wake = loop.wake
 
     await loop.renew_all("the server was down")

@@ -6,6 +6,7 @@ from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Changes, Context
 from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
+from cotenant.server.control.idling import Idling
 from cotenant.server.control.jobs import Jobs
 from cotenant.server.control.leases import Leases
 from cotenant.server.control.logins import Logins
@@ -35,6 +36,7 @@ class Control:
         self.confirmations = Confirmations(context)
         self.waits = Waits(context)
         self.preempting = Preempting(context, self.jobs)
+        self.idling = Idling(context, self.leases, self.preempting)
         self.hosts = Hosts(context, self.holds, self.jobs, self.preempting)
         self.rulebook = RuleBook(context)
         self.operate = Operate(

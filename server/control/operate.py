@@ -56,6 +56,7 @@ class Operate:
             "lease.evict": ("operate", self._lease_evict),
             "job.cancel": ("operate", self._job_cancel),
             "job.evict": ("operate", self._job_evict),
+            "job.agree-preemption": ("operate", self._job_agree),
             "job.hold": ("operate", self._job_hold),
             "job.unhold": ("operate", self._job_unhold),
             "job.suspend": ("operate", self._job_suspend),
@@ -222,6 +223,25 @@ class Operate:
 
         await self._context.db.write(write)
         await self._jobs.carry_out_stops(job_id)
+        self._context.wake()
+        return asdict(await self._views.get_job(caller, job_id))
+
+    async def _job_agree(self, caller: Caller, args: dict[str, Any], reason: str) -> dict[str, Any]:
+        """A person agrees that a job may be preempted although it cannot go on from a checkpoint."""
+        _only(args, {"job_id"})
+        job_id, now = _text(args, "job_id"), self._context.now()
+
+        def write(tx: Tx) -> None:
+            row = jobs.get(tx, job_id)
+            if row["ended_at_ms"] is not None:
+                raise Conflict(f"{job_id} has ended already", code="already_final")
+            jobs.update(tx, job_id, preempt_agreed=caller.name)
+            if (attempt := jobs.live_attempt(tx, job_id)) is not None:
+                tx.dirty.add(("lease", attempt["lease_id"]))
+            events.append(tx, "job.preempt_agreed", caller, now, owner=row["owner"], severity="warning", job_id=job_id,
+                          reason=reason)  # fmt: skip
+
+        await self._context.db.write(write)
         self._context.wake()
         return asdict(await self._views.get_job(caller, job_id))
 

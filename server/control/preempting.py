@@ -42,6 +42,10 @@ SAVING_MS: Final = 5000
 GRACES: Final = 3
 #: How long slots of ended victims are kept for an asker that does not start on them.
 KEPT_MS: Final = 15 * 60_000
+#: When it is judged whether an asker used what it got, and how soon after its start its last sign of work then was for it
+#: to count as idle all the time. The second is a guess: what shows while a program only loads.
+JUDGED_MS: Final = 10 * 60_000
+IDLE_FROM_MS: Final = 60_000
 #: How long a save that a caller asked for is waited for.
 SAVE_GRACE_S: Final = 120
 
@@ -227,6 +231,10 @@ class Preempting:
             told=victim["told_at_ms"] is not None, checkpoint=victim["checkpoint"],
         )  # fmt: skip
 
+    async def carry_out_stop(self, job_id: str) -> None:
+        """Pass an ordered stop to its host."""
+        await self._jobs.carry_out_stop(job_id)
+
     # ---- on and on
 
     def progress(self, host: str, told: list[Progress]) -> None:
@@ -261,6 +269,26 @@ class Preempting:
         """Once a second: take the next step of everything that is under way."""
         for row in self._context.db.peek(preemptions.living):
             await self.tend(row["id"])
+        before = self._context.now() - JUDGED_MS
+        for row in self._context.db.peek(lambda c: preemptions.unjudged(c, before)):
+            await self._judge(row)
+
+    async def _judge(self, row: sqlite3.Row) -> None:
+        """Ten minutes after an asker got its slots: was it worth it? Three that were not within a day cost the right."""
+        context, now = self._context, self._context.now()
+        lease = context.keeper.living.get(row["asker_lease_id"] or "")
+        seen = None if lease is None else lease.progress_ms
+        wasted = seen is not None and seen <= row["asker_started_at_ms"] + IDLE_FROM_MS
+
+        def write(tx: Tx) -> None:
+            preemptions.update(tx, row["id"], judged=1, **({"wasted_at_ms": now} if wasted else {}))
+            if wasted:
+                count = preemptions.wasted(tx.connection, row["asker_owner"], now)
+                events.append(tx, "preemption.wasted", LOOP, now, owner=row["asker_owner"], severity="warning", pool=row["pool"],
+                              lease_id=row["asker_lease_id"], reason="no sign of work in ten minutes",
+                              args={"preemption": row["id"], "in_24_h": count})  # fmt: skip
+
+        await context.db.write(write)
 
     async def tend(self, preemption_id: str) -> None:
         """Take the next step of one preemption, if it is due."""

@@ -69,6 +69,7 @@ class Sightings:
             if not moved:
                 return
         context.live.cards[card.uuid] = LiveCard(card, host, now - card.observed_ago_ms)
+        context.keeper.see_card_work(host, card.uuid, _worked(known, card), now - card.observed_ago_ms)
         self._note_strangers(host, card, now)
         if known is None or known.state.state != card.state:
             context.keeper.observe_cards()
@@ -154,3 +155,14 @@ class Sightings:
                 for uuid in gone:
                     other_claims.pop(uuid, None)  # who claims it may have it now: the next telemetry asks again
         return claims
+
+
+def _worked(before: LiveCard | None, card: CardState) -> bool | None:
+    """Whether a card did something since it was last looked at; None where it does not tell its use."""
+    if card.util_pct is None:
+        return None
+    if card.util_pct > 0 or before is None:
+        return card.util_pct > 0
+    return before.state.memory_used_mib != card.memory_used_mib or [p.pid for p in before.state.processes] != [
+        p.pid for p in card.processes
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from cotenant.server.deciding import booking, caps, preempt, reasons, reserved, windows
+from cotenant.server.deciding import booking, caps, idle, preempt, reasons, reserved, windows
 from cotenant.server.deciding.fit import Fleet
 from cotenant.server.deciding.hosts import NO_LIMIT, SHARED, Host
 from cotenant.server.deciding.leases import expired, known_end_ms, next_due_ms
@@ -24,7 +24,6 @@ from cotenant.server.deciding.world import (
     Needs,
     Policy,
     PoolRules,
-    Preempt,
     Reservation,
     SlotKey,
     Start,
@@ -244,7 +243,7 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     """What should change in `world` at `now_ms`; touches nothing.
 
     Decisions stand in the order: ends of direct leases by id, what becomes of preemptions under way, starts in the order
-    of the queue, waits in the order of their first ask, new preemptions. Every ask is in exactly one GiveUp, Start or Wait;
+    of the queue, waits in the order of their first ask, new preemptions, idle leases. Every ask is in exactly one GiveUp, Start or Wait;
     an array is in a Start for each element that starts and in a Wait if others do not. Equal worlds give equal answers,
     whatever the order of their tuples. Slots of a lease that ends here stay taken: they are free once the host has
     reported them clean.
@@ -304,20 +303,20 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     for ids, why in waits.values():
         blockers.update(dict.fromkeys(ids, why))
     waiting = [Wait(tuple(ids), why) for ids, why in waits.values()]
-    preemptions, again_ms = _preemptions(world, now_ms, policy, starts, waiting, fits)
+    takings, again_ms = _takings(world, now_ms, policy, starts, waiting, fits)
     return Decided(
-        decisions=(*ends, *given_up, *of_preemptions, *starts, *waiting, *preemptions),
+        decisions=(*ends, *given_up, *of_preemptions, *starts, *waiting, *takings),
         wake_at_ms=min((at for at in (due_ms, again_ms) if at is not None), default=None),
         blockers=blockers,
         bookings=tuple(state.bookings[pool] for pool in sorted(state.bookings)),
     )
 
 
-def _preemptions(
+def _takings(
     world: World, now_ms: int, policy: Policy, starts: Sequence[Decision], waits: list[Wait], fits: preempt.Fits
-) -> tuple[list[Preempt], int | None]:
-    """Whom to stop for asks that do not fit, and when to look again: see `preempt.choose`."""
-    if not waits or all(pool.preempt == "off" for pool in world.pools):
+) -> tuple[list[Decision], int | None]:
+    """Whom to stop for asks that do not fit, who is idle meanwhile, and when to look again: see `preempt`, `idle`."""
+    if not waits or all(pool.preempt == "off" and not pool.idle_s for pool in world.pools):
         return [], None
     asks = {ask.id: ask for ask in world.asks}
     for start in starts:
@@ -331,4 +330,6 @@ def _preemptions(
             for seat in seats
         }
 
-    return preempt.choose(world, now_ms, asks, waits, fits, usable)
+    preemptions, later = preempt.choose(world, now_ms, asks, waits, fits, usable)
+    idlers, again = idle.judge(world, now_ms, asks, waits, fits)
+    return [*preemptions, *idlers], min((at for at in (later, again) if at is not None), default=None)

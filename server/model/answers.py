@@ -65,6 +65,7 @@ class LeaseAnswer:
     simulated: bool = False
     deduplicated: bool = False
     cleaning: bool = False  # the lease ended, its slots are not free yet
+    idle_notice: str | None = None  # nothing is seen of its work while others wait; it may be taken back
 
 
 @dataclass(frozen=True)
@@ -481,6 +482,7 @@ class JobAnswer:
     near_cap: bool = False
     queue_position: int | None = None
     checkpoint: CheckpointAnswer | None = None
+    idle_notice: str | None = None  # nothing is seen of its work while others wait
     preemptions: list[dict[str, Any]] = field(default_factory=list)  # PreemptionAnswer; its schema would be long
     spec: dict[str, Any] | None = None  # in a dry run: the resolved spec
     dry_run: bool = False

@@ -143,6 +143,23 @@ def immune_until_ms(connection: sqlite3.Connection, job_id: str) -> int:
     return times[0] + OFTEN_MS if len(times) == OFTEN and times[0] - times[-1] <= OFTEN_MS else 0
 
 
+def unjudged(connection: sqlite3.Connection, started_before_ms: int) -> list[sqlite3.Row]:
+    """Preemptions whose asker started before this, and of which nobody has said yet whether it was worth it."""
+    return connection.execute(
+        "SELECT * FROM preemption WHERE asker_started_at_ms IS NOT NULL AND judged = 0 AND asker_started_at_ms <= ?",
+        (started_before_ms,),
+    ).fetchall()
+
+
+def wasted(connection: sqlite3.Connection, owner: str, now_ms: int) -> int:
+    """How many preemptions of an owner were wasted in the last 24 hours."""
+    row = connection.execute(
+        "SELECT count(*) FROM preemption WHERE wasted_at_ms IS NOT NULL AND wasted_at_ms > ? AND asker_owner = ?",
+        (now_ms - WASTED_MS, owner),
+    ).fetchone()
+    return int(row[0])
+
+
 def without_right(connection: sqlite3.Connection) -> dict[str, int]:
     """Owners who wasted too many preemptions -> until when they get no more."""
     found: dict[str, list[int]] = {}

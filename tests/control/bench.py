@@ -93,6 +93,7 @@ class Bench:
             self.control.hosts,
             self.control.auth,
             self.control.preempting,
+            self.control.idling,
         )
         context.wake = self.loop.wake
         await self.loop.renew_all("the server was down")

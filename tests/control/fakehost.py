@@ -115,6 +115,7 @@ class Machine:
     outbox: list[tuple[int, str, dict[str, Any]]] = field(default_factory=list)
     obeys_stops: bool = True
     lost_files: set[str] = field(default_factory=set)
+    util: dict[str, int | None] = field(default_factory=dict)  # of cards that are in use, or do not tell
     starts_slowly: bool = False
     deaf: bool = False  # its shims do not come to suspend anything
     stands_ms: int = 60_000
@@ -216,7 +217,10 @@ class Machine:
     def card(self, index: int) -> CardState:
         uuid = self.uuids[index]
         state, reason = self.card_states.get(uuid, ("ok", ""))
-        return CardState(index, uuid, "Simulated GPU", 81920, 0, 0, state=state, reason=reason or None, simulated=True)
+        util = self.util.get(uuid, 0)
+        return CardState(
+            index, uuid, "Simulated GPU", 81920, 0, util, state=state, reason=reason or None, simulated=True
+        )
 
     def facts(self) -> HostFacts:
         return HostFacts(self.name, 16, 65536, 60000, 100_000, 0.5, nvml=self.nvml, driver=self.driver, cuda=self.cuda)

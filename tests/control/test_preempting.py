@@ -328,3 +328,17 @@ async def test_only_the_own_running_job_that_says_where_it_saves_can_be_asked(ma
     with pytest.raises(Conflict) as refused:
         await bench.control.preempting.save_now(other, waiting)
     assert refused.value.code == "no_checkpoints"
+
+
+async def test_a_person_may_agree_to_the_preemption_of_what_cannot_resume(make_bench) -> None:
+    bench = await make_bench(Machine(cards=1), toml=POOL)
+    victim, _ = await train(bench, resumable=False, checkpoint=None)
+    asker = await bench.submit(await bench.caller("b"), "urgent", priority="high")
+    assert bench.job(asker)["state"] == "queued" and not bench.machine.notices
+    await bench.control.operate(await bench.person(), "job.agree-preemption", {"job_id": victim}, "it may start again")
+    await bench.settle()
+    await bench.advance(2)
+    assert bench.job(asker)["state"] == "running" and bench.job(victim)["state"] == "preempted"
+    bench.machine.finish(bench.attempt(asker)["id"])
+    await bench.settle()
+    assert bench.attempt(victim)["message"] == "starts from zero: the job is not resumable"

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from cotenant.server.clock import iso_or_none
-from cotenant.server.deciding.world import UNITS_PER_CARD, Blocker, SlotKey, World
+from cotenant.server.clock import iso, iso_or_none
+from cotenant.server.deciding.idle import idle_since_ms, may_reclaim
+from cotenant.server.deciding.world import UNITS_PER_CARD, Blocker, Holding, PoolRules, SlotKey, World
 from cotenant.server.errors import BadRequest
 from cotenant.server.model import answers as a
 from cotenant.server.model.caller import Caller
@@ -51,6 +52,19 @@ class View:
 
     def _drains(self, lease_id: str) -> bool:
         return lease_id in self._c.keeper.draining()
+
+    def _idle_notice(self, lease_id: str) -> str | None:
+        """What its holder was told of its idleness, unless work was seen since. A heartbeat is no sign of work."""
+        lease: Holding | None = self._c.keeper.living.get(lease_id)
+        since = None if lease is None else idle_since_ms(lease)
+        if lease is None or since is None or lease.idle_notice_ms is None or lease.idle_notice_ms < since:
+            return None
+        pool = self._c.keeper.rules.pools.get(lease.pool) or PoolRules(lease.pool)
+        s = max(0, self._c.now() - since) // 1000
+        what = f"Idle: no sign of work on its cards for {s} s while others wait for them. Use them or give them back"
+        if not may_reclaim(lease, pool):
+            return f"{what}."
+        return f"{what}: they are taken back from {iso(lease.idle_notice_ms + pool.idle_grace_s * 1000)} on."
 
     def _near_cap(self, pool: str) -> bool:
         """Told from 90 % of the cap on (design section 6)."""

@@ -164,6 +164,7 @@ class JobViews(View):
             not_before=iso_or_none(row["opens_at_ms"] or None),
             not_after=iso_or_none(row["closes_at_ms"]),
             checkpoint=_checkpoint(attempts, now) if inside else None,
+            idle_notice=self._idle_notice(newest["lease_id"]) if newest is not None and active else None,
             preemptions=[asdict(preemption_answer(stop, row["id"], self._slot, inside=inside)) for stop in stops],
         )
 

@@ -110,6 +110,7 @@ class LeaseViews(View):
             hard_end_in_s=left_s(hard_end, now),
             hard_end_from=row["hours_from"],
             draining=living and self._drains(row["id"]),
+            idle_notice=self._idle_notice(row["id"]) if living else None,
             job_id=row["job_id"],
             pickup_by=iso_or_none(row["pickup_by_ms"]) if living else None,
             ended_at=iso_or_none(row["ended_at_ms"]),
@@ -150,6 +151,8 @@ class LeaseViews(View):
         notice = None
         if row["kind"] == "job":
             notice = "This lease belongs to a job and lives with it; it needs no heartbeat."
+        elif (idle := self._idle_notice(row["id"])) is not None:
+            notice = idle
         elif self._drains(row["id"]):
             notice = "The lease is draining: finish what you have; it is not renewed past its hard end, and nothing new is given."
         elif expires is not None and expires >= row["hard_end_at_ms"]:

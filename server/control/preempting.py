@@ -23,7 +23,7 @@ from cotenant.server.control.jobs import Jobs
 from cotenant.server.control.leases import not_yours
 from cotenant.server.control.stopping import order_stop
 from cotenant.server.control.victims import checkpoint_json, checkpoint_ref
-from cotenant.server.deciding.world import Preempt, Preemption
+from cotenant.server.deciding.world import PoolRules, Preempt, Preemption
 from cotenant.server.errors import Conflict, OutcomeUnknown, Unreachable
 from cotenant.server.live import LiveProgress
 from cotenant.server.model.answers import SaveAnswer
@@ -135,7 +135,7 @@ class Preempting:
             for known in preemptions.of_attempt(tx.connection, attempt["id"]):
                 if known["reason"] == "evict":
                     return str(known["preemption_id"])
-            grace_s = context.settings.pools[row["pool"]].grace_s if row["pool"] in context.settings.pools else 120
+            grace_s = (context.keeper.rules.pools.get(row["pool"]) or PoolRules(row["pool"])).grace_s
             preemptions.insert(
                 tx,
                 {

@@ -65,7 +65,6 @@ class LeaseAnswer:
     simulated: bool = False
     deduplicated: bool = False
     cleaning: bool = False  # the lease ended, its slots are not free yet
-    idle_notice: str | None = None  # nothing is seen of its work while others wait; it may be taken back
 
 
 @dataclass(frozen=True)
@@ -481,7 +480,7 @@ class JobAnswer:
     deduplicated: bool = False
     near_cap: bool = False
     queue_position: int | None = None
-    checkpoint: CheckpointAnswer | None = None
+    checkpoint: dict[str, Any] | None = None  # CheckpointAnswer; its schema would be long
     idle_notice: str | None = None  # nothing is seen of its work while others wait
     preemptions: list[dict[str, Any]] = field(default_factory=list)  # PreemptionAnswer; its schema would be long
     spec: dict[str, Any] | None = None  # in a dry run: the resolved spec

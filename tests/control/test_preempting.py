@@ -311,7 +311,7 @@ async def test_a_save_that_is_asked_for_does_not_stop_the_job(make_bench) -> Non
     await bench.advance(130)
     assert bench.one("SELECT outcome FROM preemption WHERE id = ?", later.notice_id) == "it did not save in time"
     assert (await bench.control.views.get_job(a, job)).preemptions == []
-    assert (await bench.control.views.get_job(a, job)).checkpoint.path == "/ck/a.npz"
+    assert (await bench.control.views.get_job(a, job)).checkpoint["path"] == "/ck/a.npz"
 
 
 async def test_only_the_own_running_job_that_says_where_it_saves_can_be_asked(make_bench) -> None:

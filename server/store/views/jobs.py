@@ -381,7 +381,7 @@ class JobViews(View):
         )  # fmt: skip
 
 
-def _checkpoint(attempts: list[sqlite3.Row], now: int) -> a.CheckpointAnswer | None:
+def _checkpoint(attempts: list[sqlite3.Row], now: int) -> dict[str, Any] | None:
     """The newest complete checkpoint of all attempts, newest attempt first."""
     skipped: list[str] = []
     for attempt in attempts:
@@ -389,8 +389,8 @@ def _checkpoint(attempts: list[sqlite3.Row], now: int) -> a.CheckpointAnswer | N
         skipped += kept.get("skipped", [])
         if "path" in kept:
             age = max(0, (now - kept["at_ms"]) // 1000)
-            return a.CheckpointAnswer(kept["path"], kept["size_bytes"], age, [clean(s, 200) for s in skipped])
-    return a.CheckpointAnswer(None, None, None, [clean(s, 200) for s in skipped]) if skipped else None
+            return asdict(a.CheckpointAnswer(kept["path"], kept["size_bytes"], age, [clean(s, 200) for s in skipped]))
+    return asdict(a.CheckpointAnswer(None, None, None, [clean(s, 200) for s in skipped])) if skipped else None
 
 
 def preemption_answer(

@@ -110,7 +110,6 @@ class LeaseViews(View):
             hard_end_in_s=left_s(hard_end, now),
             hard_end_from=row["hours_from"],
             draining=living and self._drains(row["id"]),
-            idle_notice=self._idle_notice(row["id"]) if living else None,
             job_id=row["job_id"],
             pickup_by=iso_or_none(row["pickup_by_ms"]) if living else None,
             ended_at=iso_or_none(row["ended_at_ms"]),

@@ -2,7 +2,9 @@
 
 Its wait call polls about once a second, so totals end at the last job's own stamp.
 
-    jobs_hq.py total N STAMP | latency N STAMP
+    jobs_hq.py total N STAMP | array N STAMP | latency N STAMP
+
+"array" is one job of N tasks in one submit, the nearest that its Python API has.
 """
 
 import json
@@ -33,9 +35,15 @@ def job(args):
 with LocalCluster(worker_config=WorkerConfig(cores=2)) as cluster:
     client = cluster.client()
     client.wait_for_jobs([client.submit(job(["true"]))])
-    if what == "total":
+    if what in ("total", "array"):
         began = time.monotonic_ns()
-        jobs = [client.submit(job([stamp, path])) for _ in range(count)]
+        if what == "array":
+            whole = Job()
+            for _ in range(count):
+                whole.program([stamp, path], stdout=None, stderr=None)
+            jobs = [client.submit(whole)]
+        else:
+            jobs = [client.submit(job([stamp, path])) for _ in range(count)]
         client.wait_for_jobs(jobs)
         with open(path) as file:
             stamps = [int(word) for word in file.read().split()]

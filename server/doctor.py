@@ -138,7 +138,11 @@ _COUNTS = (
         for name in ("waiting", "running", "succeeded", "failed")
     )
 )
-_PARALLEL = "SELECT job_id FROM array WHERE running > max_parallel"
+# a limit that was lowered later stops nothing
+_PARALLEL = (
+    "SELECT job_id FROM array a WHERE running > max_parallel"
+    " AND NOT EXISTS (SELECT 1 FROM event e WHERE e.job_id = a.job_id AND e.type = 'job.modified')"
+)
 _AFTER_FINAL = "SELECT job_id FROM event WHERE type IN ('job.succeeded', 'job.failed', 'job.cancelled') GROUP BY job_id HAVING count(*) > 1"
 # moves that carry the state in `new`; others (a signal, a hand-over) say nothing of the state
 _UNAUDITED = (

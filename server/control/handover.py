@@ -12,7 +12,7 @@ from cotenant.server.errors import Conflict, Forbidden, NotFound, QuotaExceeded
 from cotenant.server.model.addresses import list_of
 from cotenant.server.model.caller import Caller, owns
 from cotenant.server.model.text import quoted
-from cotenant.server.store import callers, events, jobs, leases, requests
+from cotenant.server.store import arrays, callers, events, jobs, leases, requests
 from cotenant.server.store.db import Tx
 
 OFFER_MS: Final = 3_600_000
@@ -44,6 +44,13 @@ async def hand_over(
             return _stands(row, to, offer)
         if table == "lease" and row["kind"] == "job":
             raise Conflict("this lease belongs to a job", code="job_lease", hint=f"Hand over {row['job_id']} instead.")
+        if table == "job" and row["array_index"] is not None:
+            raise Conflict(f"{object_id} is an element of an array", hint=f"Hand over {row['array_id']} as a whole.")
+        if table == "job" and arrays.is_array(row) and arrays.living(tx, object_id):
+            raise Conflict(
+                f"elements of {object_id} run",
+                hint="Hold it, and hand it over when none runs: what ran stays its holder's.",
+            )
         accepting = to == caller.name and not mine
         if accepting and (offer is None or offer["receiver"] != caller.name):
             raise Forbidden(

@@ -16,7 +16,7 @@ from cotenant.server.model.caller import Caller, may_operate, owns
 from cotenant.server.model.changes import ANY_TIME, JobChange
 from cotenant.server.model.spec import JobSpec, parse_kept
 from cotenant.server.model.states import JOB_FINAL, JOB_WAITING, PRIORITIES
-from cotenant.server.store import events, jobs, leases, requests
+from cotenant.server.store import arrays, events, jobs, leases, requests
 from cotenant.server.store.db import Tx
 from cotenant.server.store.views import Views
 from cotenant.server.store.worlds import needs_of
@@ -64,7 +64,8 @@ class Modifying:
             before = parse_kept(row["spec"])
             after = self._after(before, change, pool)
             old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
-            changed = [name for name in given if old[name] != new[name]]
+            names = ["array" if name == "max_parallel" else name for name in given]
+            changed = [name for name in names if old[name] != new[name]]
             if not changed:
                 return
             self._write(tx, row, before, after, now)
@@ -146,6 +147,8 @@ class Modifying:
             if after.hours is None:
                 values["hours_ms"], values["hours_from"] = self._context.hours_ms(after.pool, None)
         jobs.modify(tx, row, values)
+        if after.array != before.array and after.many is not None:
+            arrays.limit(tx, row["id"], after.many.max_parallel)
         attempt = jobs.live_attempt(tx, row["id"])
         if attempt is not None:
             leases.touch(tx, attempt["lease_id"])  # the priority of its job counts when another wants its place

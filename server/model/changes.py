@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cotenant.server.errors import BadRequest
+from cotenant.server.model.indices import ARRAY_MAX
 from cotenant.server.model.spec import GpuCount, GpuRange, JobSpec
 
 #: What says something about the next attempt, or nothing about attempts at all; the rest is fixed once one has begun.
@@ -26,6 +27,7 @@ class JobChange(BaseModel):
         default=None, description="within your grant"
     )
     max_attempts: int | None = Field(default=None, ge=1, le=20, description="tries in all")
+    max_parallel: int | None = Field(default=None, ge=1, le=ARRAY_MAX, description="an array's elements at once")
     hours: float | None = Field(default=None, gt=0, le=24 * 31, description="time limit")
     pool: str | None = Field(default=None, max_length=64, description="another queue; it goes to its end")
     gpus: GpuCount | GpuRange | None = None
@@ -46,9 +48,14 @@ class JobChange(BaseModel):
         Raises:
             BadRequest: they do not go together with the rest of it.
         """
+        given = self.given()
+        if (limit := given.pop("max_parallel", None)) is not None:
+            if spec.many is None:
+                raise BadRequest("the job is no array: it has no max_parallel", hint="Leave max_parallel out.")
+            given["array"] = {"n": spec.many.size, "max_parallel": limit}
         try:
             return JobSpec.model_validate_json(
-                json.dumps({**spec.model_dump(mode="json", exclude_defaults=True), **self.given()})
+                json.dumps({**spec.model_dump(mode="json", exclude_defaults=True), **given})
             )
         except ValidationError as error:
             said = "; ".join(str(item["msg"]).removeprefix("Value error, ") for item in error.errors(include_url=False))

@@ -128,6 +128,13 @@ def release(tx: Tx, array: sqlite3.Row, which: Indices) -> sqlite3.Row:
     return _rewrite(tx, array, todo_of(array) | (on_hold & which), on_hold - which, Indices.parse(array["dropped"]))
 
 
+def limit(tx: Tx, array_id: str, most: int | None) -> None:
+    """Let `most` elements run at once from now on. Where more do they go on, and none is added."""
+    tx.execute("UPDATE array SET max_parallel = ? WHERE job_id = ?", (most, array_id))
+    tx.opens = True
+    note(tx, array_id, True)
+
+
 def _rewrite(tx: Tx, array: sqlite3.Row, todo: Indices, on_hold: Indices, dropped: Indices) -> sqlite3.Row:
     fewer = len(Indices.parse(array["dropped"]))
     row = tx.one(

@@ -7,6 +7,7 @@ from bench import Bench
 from fakehost import Machine
 
 from cotenant.server.errors import BadRequest, ConfirmationRequired, Conflict, CotenantError, NotFound
+from cotenant.server.model.changes import JobChange
 from cotenant.server.model.spec import JobSpec
 
 COUNTS = ("pending", "held", "running", "succeeded", "failed", "cancelled")
@@ -347,3 +348,36 @@ async def test_a_log_is_an_elements(bench: Bench) -> None:
     assert refused.value.hint is not None and f"Failed: {array}.0; running: {array}.2, {array}.1" in refused.value.hint
     page = await bench.control.logs.tail(a, f"{array}.3")
     assert page.lines == [] and not page.final
+
+
+async def test_the_limit_of_an_array_can_be_changed(tmp_path) -> None:
+    async with Bench(tmp_path, Machine(cards=5)) as bench:
+        a = await bench.caller("a", "alice")
+        array = await bench.submit(a, array={"n": 9, "max_parallel": 1})
+        shown = await bench.control.jobs.modify(a, array, JobChange(max_parallel=4))
+        await bench.settle()
+        assert len(started(bench)) == 4 and shown.array is not None and shown.array.max_parallel == 4
+        await bench.control.jobs.modify(a, array, JobChange(max_parallel=2, priority="batch"))
+        await end(bench, f"{array}.0", f"{array}.1")
+        assert len(started(bench)) == 4, "what runs goes on, and nothing is added"
+        await end(bench, f"{array}.2")
+        assert len(started(bench)) == 5
+        assert bench.job(f"{array}.4")["priority"] == 0, "a change holds for what has not started"
+        job = await bench.submit(a, "single", gpus=5)
+        with pytest.raises(BadRequest, match="no array"):
+            await bench.control.jobs.modify(a, job, JobChange(max_parallel=2))
+        bench.check()
+
+
+async def test_an_array_changes_hands_as_a_whole_while_none_of_it_runs(bench: Bench) -> None:
+    a, b = await bench.caller("a", "alice"), await bench.caller("b", "alice")
+    array = await bench.submit(a, array=3)
+    for job in (array, f"{array}.0"):
+        with pytest.raises(Conflict, match="element"):
+            await bench.control.leases.hand_over(a, job, "b")
+    await bench.control.jobs.hold(a, array, "")
+    await end(bench, f"{array}.0", f"{array}.1")
+    await bench.control.leases.hand_over(a, array, "b")
+    await bench.control.jobs.unhold(b, array)
+    await bench.settle()
+    assert bench.job(f"{array}.2")["caller"] == "b"

@@ -107,6 +107,7 @@ _CHANGES = (
     ("memory-mib", int, "host memory booked, MiB"),
     ("disk-mib", int, "disk booked on the host, MiB"),
     ("max-attempts", int, "tries in all"),
+    ("max-parallel", int, "elements of an array at once"),
     ("name", str, "short name for people"),
     ("purpose", str, "why"),
 )

@@ -32,6 +32,7 @@ from cotenant.hostd.outbox import Outbox
 from cotenant.hostd.protocol import shown_cards
 from cotenant.hostd.simulated import SimulatedCards
 from cotenant.hostd.state import State, StateError
+from cotenant.hostd.warm import raise_files
 
 #: What _run returns when the same program shall start again in this process.
 AGAIN = -1
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> int:
+    raise_files()
     lock_directory = open_lock_directory(options.lock_dir or default_lock_directory())
     state = State(options.state, lock_directory)
     state.open()

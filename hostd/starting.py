@@ -137,7 +137,7 @@ class Starting:
         await self._watching.before(spec)
         try:
             return await self._begin(spec, text)
-        except Refused:
+        except (Refused, OSError):
             self._watching.forget(spec.attempt_id)
             raise
 
@@ -154,11 +154,11 @@ class Starting:
         try:
             attempt = self.attempts.create(spec, text, env)
             await self.supervisor.launch(attempt, locks, gate)
-        except Refused:
+        except (Refused, OSError) as error:
             if attempt is not None and attempt.state == "starting":
                 self.attempts.discard(attempt)
             self.locks.release(spec.attempt_id)
-            raise
+            raise _refused(error) from error
         self.make_ready_soon()
         return attempt.report()
 
@@ -184,9 +184,10 @@ class Starting:
             gate = Gate()
             self.state.raise_fence_then(attempt.spec.slots, attempt.spec.fence, gate.open, gate.fail)
             await self.supervisor.launch(attempt, locks, gate)
-        except Refused as error:
-            self._give_up(attempt, error)
-            raise
+        except (Refused, OSError) as error:
+            refused = _refused(error)
+            self._give_up(attempt, refused)
+            raise refused from error
         return attempt.report()
 
     async def _admit(self, spec: StartSpec) -> Dict[str, Sighting]:
@@ -207,7 +208,7 @@ class Starting:
                     fd = self.locks.take(uuid, spec.attempt_id, self.lives_on(uuid, spec.attempt_id))
                     if fd is not None:
                         found.append(fd)
-        except Refused:
+        except (Refused, OSError):
             self.locks.release(spec.attempt_id)
             raise
         return found
@@ -259,6 +260,11 @@ class Starting:
         for uuid in uuids:
             if uuid not in seen:
                 raise Refused("no_such_card", f"no card {uuid} is here", {"uuid": uuid})
+
+
+def _refused(error: Exception) -> Refused:
+    """What the machine would not do (no descriptors, a full disk) as a refusal: nothing of the start is left."""
+    return error if isinstance(error, Refused) else Refused("storage", f"this host could not start it: {error}")
 
 
 def _is_there(path: str) -> bool:

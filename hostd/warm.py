@@ -9,8 +9,10 @@ parent's death closes the same socket once the spare is used up, and hostd start
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -18,11 +20,33 @@ import sys
 
 from cotenant.hostd import shim
 
+#: The limit on open files that commands are started with, in the environment of what is between hostd and them.
+FILES = "COTENANT_FILES_SOFT"
+
+
+def raise_files() -> None:
+    """Let this process open as many files as the system allows: hostd holds a few for each attempt.
+
+    What it starts gets its own limit back (`restore_files`): programs that use select() break on numbers above 1,024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.environ.setdefault(FILES, str(soft))
+    with contextlib.suppress(ValueError, OSError):  # some systems refuse what they say themselves: it stays as it was
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def restore_files() -> None:
+    """Undo `raise_files` for this process and all it starts."""
+    soft = os.environ.pop(FILES, "")
+    if soft.lstrip("-").isdigit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(soft), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
 
 def main(request_fd: int) -> None:
     """Serve until hostd is gone. `request_fd` is a SOCK_SEQPACKET socket whose other end hostd holds."""
     requests = socket.socket(fileno=request_fd)
     os.set_inheritable(request_fd, False)
+    restore_files()
     # A group of its own: a Ctrl-C at the terminal of `cotenant serve` must not reach it.
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -177,7 +177,7 @@ _NOT_OF_TOOLS = {
     "bad_name", "bad_kind", "bad_scope", "bad_toolset", "bad_priority", "bad_expiry", "several_tokens", "no_such_token", "caller_exists",
     "no_such_verb", "people_only", "missing_scope", "reason_required", "not_lost", "not_refused", "unauthorized", "too_large",
     "address_unusable", "data_directory", "error", "refused", "grant_lost",
-    "too_many_streams", "link_unusable",
+    "too_many_streams", "link_unusable", "not_enough_cards",
 }  # fmt: skip
 #: Refusals of hosts that are told as they came: of a lease's cards, and of a signal.
 _OF_HOSTS = {"occupied", "sick", "unverified", "no_such_card", "locked", "stale_fence", "needs_floor", "not_running"}

@@ -46,7 +46,8 @@ def keep(world: World, now_ms: int, fits: Fits) -> tuple[World, list[Start | Wit
     """The world for all others while preemptions are under way, and what becomes of their askers.
 
     Slots of a running preemption are kept: to all others they look held. An asker that starts now, on them or elsewhere,
-    is in the returned world as a holding; its preemption is withdrawn where nobody was told to end yet.
+    is in the returned world as a holding; its preemption is withdrawn where nobody was told to end yet. So is one whose end
+    would not let its asker start any more: somebody has held it, paused its queue or lowered its cap.
     """
     if not world.preemptions:
         return world, []
@@ -69,6 +70,13 @@ def keep(world: World, now_ms: int, fits: Fits) -> tuple[World, list[Start | Wit
             if not preemption.stopping:
                 found.append(Withdraw(preemption.id, "its asker fits without it"))
             world = started(world, ask, keys, now_ms)
+        elif (
+            not preemption.stopping
+            and _answer(world, preemption)
+            and not fits(_over(_held(world, others), preemption), ask)
+        ):
+            gone.add(preemption.id)
+            found.append(Withdraw(preemption.id, "its asker could not start any more when the victims are gone"))
     return _held(world, [one for one in running if one.id not in gone]), found
 
 
@@ -286,6 +294,24 @@ def without(world: World, victims: Iterable[Holding]) -> World:
         asks=(),
         holdings=tuple(lease for lease in world.holdings if lease.id not in gone),
         slots=tuple(_freed(slot) if slot.key in keys else slot for slot in world.slots),
+    )
+
+
+def _answer(world: World, preemption: Preemption) -> bool:
+    """Whether its hosts are there: of one that is silent for a moment, as after a restart, nothing can be said."""
+    up = {host.name for host in world.hosts if host.link == "up"}
+    return all(key[0] in up for key in preemption.slots)
+
+
+def _over(world: World, preemption: Preemption) -> World:
+    """The world once a preemption has come to its end: the victims gone, and its slots clean where they can be."""
+    victims = [lease for lease in world.holdings if lease.id in preemption.victims]
+    keys = frozenset(preemption.slots)
+    after = without(world, victims)
+    return replace(
+        after,
+        cleaning=tuple(lease for lease in after.cleaning if not keys.intersection(lease.slots)),
+        slots=tuple(_freed(s) if s.key in keys and s.state in ("held", "cleaning") else s for s in after.slots),
     )
 
 

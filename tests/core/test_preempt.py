@@ -196,6 +196,26 @@ def test_it_is_withdrawn_when_the_asker_is_gone_or_fits_without() -> None:
     assert [w.preemption_id for w in of(decided, Withdraw)] == ["p"]
 
 
+@pytest.mark.parametrize("change", ["held", "paused", "cap"])
+def test_it_is_withdrawn_when_the_asker_could_not_start_any_more(change: str) -> None:
+    pool = {"paused": True} if change == "paused" else {"owner_cap": 0} if change == "cap" else {}
+    asker = ask(held="by a person") if change == "held" else ask()
+    decided = decide(world(H1, FULL, asker, pool=pool, preemptions=(running(),)), NOW, POLICY)
+    assert [w.preemption_id for w in of(decided, Withdraw)] == ["p"]
+
+
+def test_it_is_not_withdrawn_while_its_host_is_silent_for_a_moment() -> None:
+    here = world(H1, FULL, ask(held="by a person"), preemptions=(running(),))
+    silent = replace(here, hosts=tuple(replace(host, link="connecting") for host in here.hosts))
+    assert not of(decide(silent, NOW, POLICY), Withdraw)
+
+
+def test_it_is_not_withdrawn_while_a_victim_that_has_ended_is_cleaned_up() -> None:
+    here = world(H1, FULL[1:], ask(gpus=2), preemptions=(replace(running(slots=H1[:2]), victims=("l0", "l1")),))
+    cleaning = tuple(replace(s, state="cleaning", lease_id="l0") if s.key == H1[0].key else s for s in here.slots)
+    assert not of(decide(replace(here, slots=cleaning, cleaning=(FULL[0],)), NOW, POLICY), Withdraw)
+
+
 def test_it_is_not_withdrawn_after_term() -> None:
     assert not of(decide(world(H1, FULL, preemptions=(running(stopping=True),)), NOW, POLICY), Withdraw)
     decided = decide(world(H1, FULL[:3], ask(), preemptions=(running(stopping=True),)), NOW, POLICY)

@@ -48,6 +48,7 @@ def waiting(world: World) -> dict[str, tuple[int, int | None, tuple[str, ...]]]:
 class LeasesAndJobs(RuleBasedStateMachine):
     """Agents ask, hold, let go and vanish; the host loses words, its link, its memory and its power; the server dies."""
 
+    toml = TOML
     leases = Bundle("leases")
     jobs = Bundle("jobs")
 
@@ -56,7 +57,7 @@ class LeasesAndJobs(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.folder = Path(tempfile.mkdtemp(prefix="cotenant-sim-"))
         self.machine = Machine(cards=5)
-        self.bench = Bench(self.folder / "data", self.machine, toml=TOML, seed=seed)
+        self.bench = Bench(self.folder / "data", self.machine, toml=self.toml, seed=seed)
         self.run(self.bench.open())
         self.fences: dict[str, int] = {}
         self.final: dict[str, str] = {}

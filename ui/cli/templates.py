@@ -61,7 +61,8 @@ def _tell(template: Answer) -> None:
     show.out()
     show.table(rows, ("PARAMETER", "TYPE", "DEFAULT", "LIMITS", "WHAT FOR"), empty="It has no parameters.")
     show.out()
-    show.out(show.harmless(json.dumps(template["job"], indent=2, ensure_ascii=False)))
+    for line in json.dumps(template["job"], indent=2, ensure_ascii=False).splitlines():
+        show.out(show.harmless(line))
 
 
 def _limits(param: Answer) -> str | None:

@@ -164,6 +164,8 @@ class Keeper:
         """Read these jobs and leases again before the next decision: what was assumed of them did not come true."""
         for key in ids:
             (self._dirty_leases if key.startswith("lse") else self._dirty_jobs).add(key)
+            # what shares an array's room was assumed to have less of it
+            self._dirty_jobs.update(ask.id for ask in self.waiting.of_array(key.partition(".")[0]))
 
     def refresh(self, now_ms: int, writer: sqlite3.Connection | None = None) -> None:
         """Bring the world up to the newest commit, or with `writer` to what is about to be committed.
@@ -441,10 +443,11 @@ class Keeper:
         if ask_id is not None:
             ask = self.waiting.get(ask_id)
             if ask is not None and ask.count > 1:
-                room = None if ask.array_room is None else max(0, ask.array_room - 1)
-                self.waiting.put(replace(ask, count=ask.count - 1, array_room=room))
+                self.waiting.put(replace(ask, count=ask.count - 1))
             else:
                 self.waiting.drop(ask_id)
+            for other in self.waiting.of_array(holding.array):
+                self.waiting.put(replace(other, array_room=max(0, (other.array_room or 0) - 1)))
         self.living[holding.id] = holding
         self._taken[holding.id] = set(holding.slots)
         for key in holding.slots:

@@ -31,6 +31,7 @@ class Waiting:
     def __init__(self) -> None:
         self._groups: dict[GroupKey, _Group] = {}
         self._key_of: dict[str, GroupKey] = {}
+        self._of_array: dict[str, set[str]] = {}  # array with a limit -> those that share its room
         self._looked_at = 0  # how many of each group the last pass saw
         self.undecided = True  # something changed that the last pass did not see and that may change its answer
 
@@ -47,6 +48,10 @@ class Waiting:
     def everyone(self) -> Iterable[Ask]:
         for group in self._groups.values():
             yield from group.asks.values()
+
+    def of_array(self, array: str) -> list[Ask]:
+        """The asks that share the room of an array: its own, and its elements that are in the queue again."""
+        return [ask for ask_id in sorted(self._of_array.get(array, ())) if (ask := self.get(ask_id)) is not None]
 
     def put(self, ask: Ask) -> None:
         """Add an ask, or replace the one with its id."""
@@ -70,6 +75,8 @@ class Waiting:
         insort(found.order, place)
         found.asks[ask.id] = ask
         self._key_of[ask.id] = key
+        if ask.array_room is not None:
+            self._of_array.setdefault(ask.array, set()).add(ask.id)
 
     def drop(self, ask_id: str) -> None:
         """Take an ask out; one that is not there is no mistake."""
@@ -84,10 +91,15 @@ class Waiting:
             self.undecided = True
         if not group.order:
             del self._groups[key]
+        if (sharing := self._of_array.get(ask.array)) is not None:
+            sharing.discard(ask_id)
+            if not sharing:
+                del self._of_array[ask.array]
 
     def clear(self) -> None:
         self._groups.clear()
         self._key_of.clear()
+        self._of_array.clear()
         self.undecided = True
 
     def heads(self, count: int) -> tuple[Ask, ...]:

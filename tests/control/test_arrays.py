@@ -381,3 +381,25 @@ async def test_an_array_changes_hands_as_a_whole_while_none_of_it_runs(bench: Be
     await bench.control.jobs.unhold(b, array)
     await bench.settle()
     assert bench.job(f"{array}.2")["caller"] == "b"
+
+
+async def test_all_of_an_array_in_the_queue_share_its_room(tmp_path) -> None:
+    async with Bench(tmp_path, Machine(cards=4)) as bench:
+        a = await bench.caller("a", "alice")
+        array = await bench.submit(a, array={"n": 8, "max_parallel": 3}, max_attempts=2, retry_on=["code"])
+        for n in (0, 1):
+            await end(bench, f"{array}.{n}", code=1)
+        for seconds in (0, 35, 35):
+            await bench.advance(seconds)
+            keeper = bench.control.context.keeper
+            kept = {ask.id: (ask.count, ask.array_room) for ask in keeper.world().asks}
+            keeper.distrust()
+            keeper.refresh(bench.clock.now_ms())
+            assert kept == {ask.id: (ask.count, ask.array_room) for ask in keeper.world().asks} != {}
+            living = [
+                row["id"]
+                for row in bench.rows("SELECT id FROM job WHERE array_index IS NOT NULL AND state = 'running'")
+            ]
+            assert len(living) == 3, "as many as may, and no more"
+            await end(bench, living[0], code=0)
+        bench.check()

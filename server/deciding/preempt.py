@@ -35,9 +35,11 @@ Usable: TypeAlias = Callable[[World, Ask], Mapping[str, frozenset[SlotKey]]]
 #: Nobody is stopped within this time of something being written to his checkpoints (design section 6).
 WRITING_MS = 30_000
 #: Sets of victims that are tried by a pass each before the asker simply waits; the best come first.
-TRIES = 12
+TRIES = 8
 #: Sets of victims that are compared on one host. Eight cards with eight holders have 255.
 SETS_PER_HOST = 300
+#: Those of them that whoever ends in the pool lifts, on whatever host.
+CAPS = frozenset({"quota_pool", "reserve"})
 #: What an ask may wait for so that stopping others can help it.
 HELPED = frozenset({"busy", "quota_pool", "reserve", "host_cpu", "host_memory", "host_disk", "host_limit"})
 
@@ -124,7 +126,8 @@ def choose(
             continue
         victims, later = candidates(world, ask, pool, now_ms, spoken)
         due.extend(later)
-        chosen = _best(world, ask, victims, now_ms, fits, usable) if victims else None
+        capped = any(blocker.code in CAPS for blocker in wait.blockers)
+        chosen = _best(world, ask, victims, now_ms, fits, usable, capped) if victims else None
         if chosen is not None:
             found.append(chosen)
             spoken |= set(chosen.victims)
@@ -167,7 +170,7 @@ def lost_ms(lease: Holding, now_ms: int) -> int:
 
 
 def _best(
-    world: World, ask: Ask, victims: Sequence[Holding], now_ms: int, fits: Fits, usable: Usable
+    world: World, ask: Ask, victims: Sequence[Holding], now_ms: int, fits: Fits, usable: Usable, capped: bool
 ) -> Preempt | None:
     """The fewest, lowest, least lost of the sets of victims whose end lets `ask` start; None when none does."""
 
@@ -181,7 +184,7 @@ def _best(
         )
 
     allowed = usable(world, ask)
-    sets = {_by_id(some) for some in _sets(world, ask, victims, now_ms, allowed) if some}
+    sets = {_by_id(some) for some in _sets(world, ask, victims, now_ms, allowed, capped) if some}
     for some in sorted(sets, key=cost)[:TRIES]:
         keys = fits(without(world, some), ask)
         if keys:
@@ -194,34 +197,63 @@ def _by_id(some: Iterable[Holding]) -> tuple[Holding, ...]:
 
 
 def _sets(
-    world: World, ask: Ask, victims: Sequence[Holding], now_ms: int, allowed: Mapping[str, frozenset[SlotKey]]
+    world: World,
+    ask: Ask,
+    victims: Sequence[Holding],
+    now_ms: int,
+    allowed: Mapping[str, frozenset[SlotKey]],
+    capped: bool,
 ) -> list[tuple[Holding, ...]]:
-    """Sets of victims that may be enough: on one host, over hosts for a job that wants several, and wherever caps are short."""
-    sets: list[tuple[Holding, ...]] = []
+    """Sets of victims that may be enough: on one host, over hosts for a job that wants several, and where a cap is short."""
+    nodes = max(1, ask.needs.nodes)
+    if capped:
+        in_pool = sorted(
+            (lease for lease in victims if lease.pool == ask.pool),
+            key=lambda lease: (lease.priority, lost_ms(lease, now_ms), lease.id),
+        )
+        widest = sorted(in_pool, key=lambda lease: -len(lease.slots))  # stable: the cheapest of equals first
+        cards = max(1, ask.needs.gpus_min) * nodes
+        sets: list[tuple[Holding, ...]] = [(lease,) for lease in in_pool[: TRIES // 2]]
+        for count in range(1, min(len(widest), cards) + 1):
+            sets.append(tuple(widest[:count]))
+    else:
+        sets = []
     cheap: list[tuple[tuple[int, int, int, str], tuple[Holding, ...]]] = []
-    for host in sorted(allowed):
-        on_it = _on_host(world, ask, victims, host, allowed[host], now_ms)
+    there = _Hosts(world, victims)
+    for host in sorted(allowed.keys() & there.victims.keys()):
+        on_it = _on_host(there, ask, host, allowed[host], now_ms)
         sets += on_it
         if on_it:
             least = min(on_it, key=lambda some: _price(some, now_ms))
             cheap.append(((*_price(least, now_ms), host), least))
-    nodes = max(1, ask.needs.nodes)
     if nodes > 1:
         # hosts that are free as they are cost nothing: the cheapest make up what is missing
         cheap.sort(key=lambda one: one[0])
         for count in range(1, min(nodes, len(cheap)) + 1):
             sets.append(tuple(lease for _, some in cheap[:count] for lease in some))
-    # a cap on the pool is lifted by whoever ends in it, on whatever host
-    in_pool = sorted(
-        (lease for lease in victims if lease.pool == ask.pool),
-        key=lambda lease: (-len(lease.slots), lease.priority, lost_ms(lease, now_ms), lease.id),
-    )
-    cards = max(1, ask.needs.gpus_min) * nodes
-    for lease in in_pool[:TRIES]:
-        sets.append((lease,))
-    for count in range(2, min(len(in_pool), cards) + 1):
-        sets.append(tuple(in_pool[:count]))
     return sets
+
+
+class _Hosts:
+    """What is on each host, gathered once."""
+
+    def __init__(self, world: World, victims: Sequence[Holding]) -> None:
+        self.views = {view.name: view for view in world.hosts}
+        self.free: dict[str, list[SlotKey]] = {}
+        for slot in world.slots:
+            if slot.state == "free":
+                self.free.setdefault(slot.host, []).append(slot.key)
+        self.victims = _by_host(victims)
+        self.living = _by_host(world.holdings)
+        self.all = _by_host((*world.holdings, *world.cleaning))
+
+
+def _by_host(leases: Iterable[Holding]) -> dict[str, list[Holding]]:
+    found: dict[str, list[Holding]] = {}
+    for lease in leases:
+        for host in dict.fromkeys(key[0] for key in lease.slots):
+            found.setdefault(host, []).append(lease)
+    return found
 
 
 def _price(some: tuple[Holding, ...], now_ms: int) -> tuple[int, int, int]:
@@ -232,21 +264,15 @@ def _price(some: tuple[Holding, ...], now_ms: int) -> tuple[int, int, int]:
     )
 
 
-def _on_host(
-    world: World, ask: Ask, victims: Sequence[Holding], host: str, allowed: frozenset[SlotKey], now_ms: int
-) -> list[tuple[Holding, ...]]:
+def _on_host(there: _Hosts, ask: Ask, host: str, allowed: frozenset[SlotKey], now_ms: int) -> list[tuple[Holding, ...]]:
     """Smallest sets of victims on one host whose end leaves enough there, by what they hold and booked."""
-    here = [lease for lease in victims if any(key[0] == host for key in lease.slots)]
-    if not here:
-        return []
+    here = there.victims[host]
     needs = ask.needs
     if needs.exclusive_host:
-        mine = {lease.id for lease in here}
-        everybody = {lease.id for lease in world.holdings if any(key[0] == host for key in lease.slots)}
-        return [tuple(here)] if mine == everybody else []
-    free = sum(1 for slot in world.slots if slot.key in allowed and slot.state == "free")
+        return [tuple(here)] if len(here) == len(there.living.get(host, ())) else []
+    free = sum(1 for key in there.free.get(host, ()) if key in allowed)
     missing = max(1, needs.gpus_min) - free
-    short = _short(world, needs, host)
+    short = _short(there, needs, host)
 
     def gives(lease: Holding) -> int:
         return sum(1 for key in lease.slots if key in allowed)
@@ -260,7 +286,10 @@ def _on_host(
         )
 
     order = sorted(here, key=lambda lease: (lease.priority, lost_ms(lease, now_ms), lease.id))
+    most = sorted((gives(lease) for lease in here), reverse=True)
     for count in range(1, len(order) + 1):
+        if sum(most[:count]) < missing:
+            continue
         # the cheapest come first, so that the bound on their number cuts off the dearest
         found = [some for some in islice(combinations(order, count), SETS_PER_HOST) if enough(some)]
         if found:
@@ -272,16 +301,15 @@ def _on_host(
     return []
 
 
-def _short(world: World, needs: Needs, host: str) -> tuple[int, int, int]:
+def _short(there: _Hosts, needs: Needs, host: str) -> tuple[int, int, int]:
     """What of processors, memory and disk is missing on a host."""
-    view = next((view for view in world.hosts if view.name == host), None)
+    view, leases = there.views.get(host), there.all.get(host, [])
     if view is None:
         return (0, 0, 0)
-    there = [lease for lease in (*world.holdings, *world.cleaning) if any(key[0] == host for key in lease.slots)]
     return (
-        needs.cpus - view.cpus + sum(lease.cpus for lease in there) if needs.cpus else 0,
-        needs.memory_mib - view.memory_mib + sum(lease.memory_mib for lease in there) if needs.memory_mib else 0,
-        needs.disk_mib - view.disk_mib + sum(lease.disk_mib for lease in there) if needs.disk_mib else 0,
+        needs.cpus - view.cpus + sum(lease.cpus for lease in leases) if needs.cpus else 0,
+        needs.memory_mib - view.memory_mib + sum(lease.memory_mib for lease in leases) if needs.memory_mib else 0,
+        needs.disk_mib - view.disk_mib + sum(lease.disk_mib for lease in leases) if needs.disk_mib else 0,
     )
 
 

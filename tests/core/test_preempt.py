@@ -151,6 +151,10 @@ TABLE: dict[str, tuple[World, list[tuple[str, ...]]]] = {
         [],
     ),
     "one that can never fit is no first": (world(H1, FULL, ask("a", 8, 30), ask("b", 1, 20)), [("l0",)]),
+    "a whole host, though its cards are many people's": (
+        world((*H1, *cards("h2", 4)), (*FULL, *(job(f"m{n}", c) for n, c in enumerate(cards("h2", 4)))), ask(gpus=4)),
+        [("l0", "l1", "l2", "l3")],
+    ),
     "processors too": (
         world(H1, (job("l0", H1[0], cpus=2), job("l1", H1[1], cpus=6)), ask(needs={"cpus": 4})),
         [("l1",)],

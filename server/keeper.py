@@ -322,7 +322,7 @@ class Keeper:
             return False
         # what a grant does not know yet of the job behind it, nor which element of an array it was
         unknown = ["expires_ms", "stop_s", "job_id"]
-        if not before.preemptible:
+        if not before.preemptible and all(pool.preempt == "off" for pool in self.rules.pools.values()):
             unknown += ["preemptible", "resumable", "immune_until_ms"]
         known = {name: getattr(after, name) for name in unknown}
         if replace(before, **known) != after:

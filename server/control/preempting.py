@@ -116,8 +116,8 @@ class Preempting:
             context.keeper.doubt_preemptions()
             raise
         if not done:
+            # looked at again with the next tick: at once it would be decided and dropped again for as long as it stands so
             context.keeper.doubt_preemptions()
-            context.wake()
             return
         await self.tend(preemption_id)
 

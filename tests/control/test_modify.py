@@ -171,6 +171,25 @@ async def test_it_survives_a_restart(bench: Bench) -> None:
 
 
 def test_a_change_names_fields_of_a_job_and_keeps_their_limits() -> None:
-    assert set(JobChange.model_fields) <= set(JobSpec.model_fields) and set(JobChange.model_fields) >= ANY_TIME
+    of_the_array = {"max_parallel"}
+    assert set(JobChange.model_fields) - of_the_array <= set(JobSpec.model_fields)
+    assert set(JobChange.model_fields) >= ANY_TIME
     spec = JobSpec(command="x", gpus=2)
     assert JobChange(gpus=1).applied_to(spec).gpus == 1 and JobChange(name="n").applied_to(spec).gpus == 2
+
+
+async def test_of_an_array_what_has_not_started_takes_the_new(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    array = await bench.submit(
+        a, ["train", "--lr", "{lr}"], array={"grid": {"lr": [1, 2, 3]}, "max_parallel": 1}, hours=2, gpus=1
+    )
+    shown = await modify(bench, a, array, hours=5, gpus=2, priority="batch", name="slower")
+    assert (shown.hours, shown.priority, shown.name) == (5, "batch", "slower")
+    first = f"{array}.0"
+    assert bench.machine.specs[bench.attempt(first)["id"]].time_limit_s == 2 * 3600, "it runs already"
+    bench.machine.finish(bench.attempt(first)["id"])
+    await bench.settle()
+    spec = bench.machine.specs[bench.attempt(f"{array}.1")["id"]]
+    assert (spec.time_limit_s, len(spec.slots), spec.argv[-1]) == (5 * 3600, 2, "2")
+    with pytest.raises(CotenantError):
+        await modify(bench, a, f"{array}.2", hours=1)

@@ -366,3 +366,14 @@ async def test_all_hosts_of_a_job_stand_still_together(make_bench) -> None:
     await bench.control.jobs.cancel(a, job)
     await bench.settle()
     assert bench.job(job)["state"] == "cancelled"
+
+
+async def test_an_element_of_an_array_is_suspended_by_its_own_id(bench: Bench) -> None:
+    a = await bench.caller("a", "alice")
+    array = await bench.submit(a, "each", array={"n": 3, "max_parallel": 1})
+    first = f"{array}.0"
+    assert (await bench.control.jobs.hold(a, first, "", suspend=True)).state == "suspended"
+    agree(bench, first)
+    assert bench.job(array)["state"] == "queued"
+    assert (await bench.control.jobs.unhold(a, first)).state == "running"
+    agree(bench, first)

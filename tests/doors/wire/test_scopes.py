@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from cotenant import tools
 
 CORE = {
-    "quota_status", "list_gpus", "acquire_lease", "heartbeat", "release_lease", "submit_job", "list_jobs", "get_job",
+    "quota_status", "list_gpus", "acquire_lease", "heartbeat", "release_lease", "submit_job", "list_jobs", "get_job", "explain_job",
     "wait_job", "tail_logs", "cancel_job", "list_events",
 }  # fmt: skip
 PING = {

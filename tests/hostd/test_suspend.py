@@ -34,8 +34,11 @@ while True:
 
 
 async def stopped(*pids):
-    """Wait until the kernel shows these as stopped: one that runs sees its STOP only when it is interrupted."""
-    await until(lambda: all(processes.stat(pid).state == "T" for pid in pids), f"{pids} are stopped")
+    """Wait until the kernel shows these as stopped: one that runs sees its STOP only when it is interrupted.
+
+    One that just made a child by vfork waits (D) for that child, which is stopped.
+    """
+    await until(lambda: all(processes.stat(pid).state in "TD" for pid in pids), f"{pids} are stopped")
 
 
 class Counters:

@@ -344,7 +344,7 @@ def act_suspend(args: argparse.Namespace) -> int:
 def act_resume(args: argparse.Namespace) -> int:
     if args.operate:
         return _brief(args, _operate(args, "job.resume"))
-    wanted = {"job_id": args.job, "indices": args.indices, "reason": args.reason or None}
+    wanted = {"job_id": args.job, "reason": args.reason or None}
     return _brief(args, ask.client(args).call_tool("release_job", wanted))
 
 

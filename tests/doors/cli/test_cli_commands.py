@@ -248,6 +248,30 @@ def test_a_job_can_be_held_let_go_signalled_cancelled_and_run_again(live: Live, 
     assert live.json("job", "show", again)["state"] == "cancelled"
 
 
+def test_a_job_can_be_explained_changed_suspended_and_resumed(live: Live, until: Until) -> None:
+    blocker = live.json("lease", "acquire", "--gpus", "2")
+    job = live("submit", "--gpus", "1", "--", "sleep", "100").out.strip()
+    assert (
+        live.json("job", "modify", job, "--priority", "batch", "--hours", "2", "--label", "a=b")["priority"] == "batch"
+    )
+    assert "priority" in live("job", "modify", job, code=2).err
+    said = live("job", "explain", job, "--detail").out
+    assert f"{job} is queued" in said and "busy" in said and "next: " in said and "local: " in said
+    assert live.json("job", "explain", job)["blockers"][0]["code"] == "busy"
+    live("lease", "release", blocker["lease_id"])
+    until(lambda: live.json("job", "show", job)["state"] == "running", "the job did not start")
+    for flags in ((), ("--operate", "--reason", "a demo")):
+        assert live.json("job", "suspend", job, *flags)["state"] == "suspended"
+        assert "suspended by" in live("job", "show", job).out
+        assert live.json("job", "resume", job, *flags)["state"] == "running"
+    assert (
+        live.json("job", "modify", job, "--priority", "normal", "--operate", "--reason", "a demo")["priority"]
+        == "normal"
+    )
+    live("job", "cancel", job, "--yes")
+    live("job", "wait", job, code=None)
+
+
 def test_a_terminal_is_asked_before_what_cannot_be_undone(live: Live, terminal: Callable[..., Any]) -> None:
     job = live("submit", "--gpus", "0", "--", "sleep", "60").out.strip()
     no = terminal("job", "cancel", job)

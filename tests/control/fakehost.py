@@ -204,8 +204,12 @@ class Machine:
         self.amnesia = True
 
     def orphans(self) -> list[Process]:
-        """Processes that carry a lease and that hostd knows nothing of."""
-        return [p for p in self.processes.values() if p.attempt_id not in self.attempts]
+        """Processes that carry a lease and that hostd knows nothing of. A tombstone says nothing of what runs."""
+        return [
+            p
+            for p in self.processes.values()
+            if (known := self.attempts.get(p.attempt_id)) is None or known.state not in LIVING
+        ]
 
     def _put(self, report: AttemptReport) -> None:
         self.attempts[report.attempt_id] = report

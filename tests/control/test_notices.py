@@ -127,5 +127,6 @@ async def _yes(bench: Bench, caller: Caller, job_id: str) -> str:
 def test_no_kind_of_resource_is_left_out() -> None:
     assert {kind.name for kind in KINDS} == {
         "overview", "gpus", "quota", "events", "host", "gpu", "queue", "job", "log", "lease",
+        "templates", "template",  # files: whoever changes one tells nobody
     }, "a new one belongs into the test above"  # fmt: skip
     assert issubclass(NotFound, CotenantError)

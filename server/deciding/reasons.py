@@ -57,10 +57,10 @@ def array_full(ask: Ask) -> Blocker:
     """As many elements of the ask's array run as it allows."""
     return Blocker(
         "array_limit",
-        f"as many elements of {quoted(ask.array)} run as its max_parallel allows",
+        f"as many elements of {quoted(ask.array)} run as it allows at once",
         (("waiting", ask.count),),
         (("array", ask.array),),
-        helps="wait: the next starts when one ends; or raise max_parallel (modify_job)",
+        helps="wait: the next starts when one ends; or have it run more at once with modify_job",
     )
 
 

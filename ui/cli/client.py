@@ -25,6 +25,7 @@ PROTOCOL = "2026-07-28"
 #: Tools that take a request_id, so that a call whose answer got lost may be sent once more.
 WRITES = frozenset({
     "acquire_lease", "release_lease", "hand_over", "submit_job", "cancel_job", "retry_job", "signal_job", "checkpoint_job", "hold_job", "release_job",
+    "modify_job",
 })  # fmt: skip
 ANSWER_S = 30.0
 #: A stream on which nothing comes for this long is opened anew: the other end may have gone without a word.

@@ -309,7 +309,7 @@ def _tools(players: list[Player]) -> Check:
     if len({tuple(names) for names in lists.values()}) != 1:
         raise Wrong("the eras list different tools", _UPDATE)
     tools = players[0].ask("tools/list")[0]["tools"]
-    size = len(json.dumps(tools, ensure_ascii=False).encode())
+    size = len(json.dumps(tools, ensure_ascii=False, separators=(",", ":")).encode())  # as on the wire
     said = f"{len(tools)} tools, {size / 1024:.0f} kB"
     if size > LARGE_LIST:
         return Check("tools", None, said, "A client with little room is better off with /mcp?tools=core.")

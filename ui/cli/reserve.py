@@ -27,7 +27,7 @@ def configure(parser: Parser, _: str) -> None:
     )
     add.add_argument("pool", metavar="POOL")
     add.add_argument("--owner", required=True, help="whose work may use them")
-    add.add_argument("--cards", required=True, type=int, metavar="N")
+    add.add_argument("--cards", required=True, type=int, metavar="N", help="how many")
     add.add_argument("--from", dest="begin", default="now", metavar="WHEN", help=f"{_WHEN} (now)")
     add.add_argument("--to", dest="end", required=True, metavar="WHEN", help="likewise")
     add.add_argument("--reason", required=True, help="why; recorded")

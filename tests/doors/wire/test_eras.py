@@ -179,7 +179,7 @@ async def test_resources_show_what_the_tools_show(server: Any, tokens: dict[str,
             got = await alice.call("get_job", job_id=job["job_id"])
             assert shown.keys() == got.keys() and shown["attempts"][0]["fence"] == got["attempts"][0]["fence"]
             templates = (await alice.client.list_resource_templates()).resource_templates
-            assert len(templates) == 6
+            assert len(templates) == 7
         finally:
             await alice.call("release_lease", lease_id=lease["lease_id"])
             await cancel(alice, job["job_id"])

@@ -26,6 +26,7 @@ class Driven:
     idle_interval_s = 5.0
     needs_new_process = False
     driver = Driver("ok")
+    links: tuple[object, ...] = ()
 
     def __init__(self, *looks: list[int]) -> None:
         self._looks = list(looks)

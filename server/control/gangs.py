@@ -128,7 +128,7 @@ async def _give_up(context: Context, attempt_id: str, failure: str, message: str
         attempt = jobs.find_attempt(tx, attempt_id)
         if attempt is None or attempt["state"] == "ended" or attempt["go_at_ms"] is not None:
             return None
-        ranks.never(tx, context, attempt, jobs.get(tx, attempt["job_id"]), failure, message, now, counts=counts)
+        ranks.never(tx, context, attempt, failure, message, now, counts=counts)
         return str(attempt["lease_id"])
 
     await context.db.write(write)

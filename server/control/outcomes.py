@@ -86,14 +86,14 @@ def take(
             free_slots(tx, attempt["lease_id"], now)
         if report.state in ("starting", "running") and fresh:
             job = jobs.get(tx, attempt["job_id"])
-            _stale(tx, job, report, host, now, "the records have given this attempt up; it is being stopped")
+            stale(tx, job, report, host, now, "the records have given this attempt up; it is being stopped")
             return "stray"
         return None
     job = jobs.get(tx, attempt["job_id"])
     newest = attempt["epoch"] == job["epoch"] and job["state"] not in JOB_FINAL
     if not newest:
         tx.execute("UPDATE attempt SET superseded = 1 WHERE id = ?", (attempt["id"],))
-        _stale(tx, job, report, host, now, "a newer attempt owns the job, or it is over")
+        stale(tx, job, report, host, now, "a newer attempt owns the job, or it is over")
     if report.state in ("running", "starting") or (report.state == "stopping" and attempt["state"] != "stopping"):
         if newest:
             _running(tx, attempt, job, report, now, fresh=fresh)
@@ -104,7 +104,8 @@ def take(
     return None
 
 
-def _stale(tx: Tx, job: sqlite3.Row, report: AttemptReport, host: str, now: int, reason: str) -> None:
+def stale(tx: Tx, job: sqlite3.Row, report: AttemptReport, host: str, now: int, reason: str) -> None:
+    """Put on record that a report changed nothing."""
     events.append(
         tx, "write.stale", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=report.attempt_id, host=host,
         pool=job["pool"], new=report.state, reason=reason,
@@ -130,6 +131,13 @@ def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptRepo
             standing.take(tx, attempt, job, report, now)
         return
     attempt = jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING, started_at_ms=started, **facts)
+    began(tx, attempt, job, started, now)
+    if fresh:
+        standing.take(tx, attempt, jobs.get(tx, job["id"]), report, now)
+
+
+def began(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, started: int, now: int) -> None:
+    """An attempt runs, which is on record: so do its job and its lease."""
     jobs.move(
         tx,
         job["id"],
@@ -147,8 +155,6 @@ def _running(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, report: AttemptRepo
         tx, "job.running", LOOP, now, owner=job["owner"], job_id=job["id"], attempt_id=attempt["id"], lease_id=lease["id"],
         host=attempt["host"], old=job["state"], new="running",
     )  # fmt: skip
-    if fresh:
-        standing.take(tx, attempt, jobs.get(tx, job["id"]), report, now)
 
 
 def _ended(
@@ -328,24 +334,34 @@ async def attempt_never(context: Context, attempt_id: str, failure: str, message
         attempt = jobs.find_attempt(tx, attempt_id)
         if attempt is None or attempt["state"] == "ended":
             return
-        attempt = jobs.move_attempt(
-            tx, attempt_id, AttemptState.ENDED, ended_at_ms=now, failure_class=failure, message=message
-        )
-        lease = leases.get(tx, attempt["lease_id"])
-        if lease["state"] in ("leased", "running"):
-            end_lease(tx, LOOP, lease, LeaseState.RELEASED, "never started", now, clean=True)
-        job = jobs.get(tx, attempt["job_id"])
-        victims.ended(tx, attempt, job, AttemptReport(attempt_id, "never"), ExitRecord(), failure, now)
-        if job["epoch"] != attempt["epoch"] or job["state"] in JOB_FINAL:
-            return
-        if counts or job["state"] == "stopping":
-            settle(tx, context, job, attempt, failure, message, None, now, started=False)
-            return
-        jobs.move(tx, job["id"], JobState.QUEUED, now, not_before_ms=now + REFUSED_AGAIN_MS, message=message)
-        events.append(
-            tx, "job.requeued", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=attempt_id,
-            host=attempt["host"], old=job["state"], new="queued", reason=message, args={"class": failure, "attempts_left": job["attempts_left"]},
-        )  # fmt: skip
+        never(tx, context, attempt, failure, message, now, counts=counts, clean=True)
 
     await context.db.write(write)
     context.wake()
+
+
+def never(
+    tx: Tx, context: Context, attempt: sqlite3.Row, failure: str, message: str, now: int, *, counts: bool, clean: bool
+) -> None:
+    """An attempt that never ran is over. Where that `counts` it was one of the job's tries; else the job waits on.
+
+    `clean`: nothing of it can be on its slots, so they are free at once.
+    """
+    attempt = jobs.move_attempt(
+        tx, attempt["id"], AttemptState.ENDED, ended_at_ms=now, failure_class=failure, message=message
+    )
+    lease = leases.get(tx, attempt["lease_id"])
+    if lease["state"] in ("leased", "running"):
+        end_lease(tx, LOOP, lease, LeaseState.RELEASED, "never started", now, clean=clean)
+    job = jobs.get(tx, attempt["job_id"])
+    victims.ended(tx, attempt, job, AttemptReport(attempt["id"], "never"), ExitRecord(), failure, now)
+    if job["epoch"] != attempt["epoch"] or job["state"] in JOB_FINAL:
+        return
+    if counts or job["state"] == "stopping":
+        settle(tx, context, job, attempt, failure, message, None, now, started=False)
+        return
+    jobs.move(tx, job["id"], JobState.QUEUED, now, not_before_ms=now + REFUSED_AGAIN_MS, message=message)
+    events.append(
+        tx, "job.requeued", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=attempt["id"],
+        host=attempt["host"], old=job["state"], new="queued", reason=message, args={"class": failure, "attempts_left": job["attempts_left"]},
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from cotenant.hostd.protocol import AttemptReport, SlotRef, StartSpec
+from cotenant.hostd.protocol import SlotRef, StartSpec
 from cotenant.server.backends.base import Host, HostRefused
 from cotenant.server.control import grants, outcomes, victims
 from cotenant.server.control.context import Context
@@ -359,19 +359,8 @@ async def stop_attempt(context: Context, attempt_id: str, host: str, reason: str
     """Pass a stop to the host, or the hosts; one that is away hears of it at its next hello."""
     from cotenant.server.control import ranks as of_ranks
 
-    if await of_ranks.stop(context, attempt_id, reason, grace_s):
-        return
-    link = context.hosts.get(host)
-    if link is None:
-        return
-    try:
-        report: AttemptReport = await link.stop(attempt_id, reason, grace_s)
-    except HostRefused as refused:
-        log.warning("host %s refused to stop %s: %s", host, attempt_id, refused)
-    except (Unreachable, OutcomeUnknown) as error:
-        log.info("host %s did not take the stop of %s yet: %s", host, attempt_id, error)
-    else:
-        await outcomes.attempt_report(context, host, report)
+    if not await of_ranks.stop(context, attempt_id, reason, grace_s):
+        await of_ranks.stop_one(context, attempt_id, host, reason, grace_s)
 
 
 async def grant_claim(context: Context, lease_id: str, slots: list[Slot], now: int) -> bool:

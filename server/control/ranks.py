@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from cotenant.hostd.protocol import AttemptReport, CheckpointSeen, ExitRecord, Progress, from_wire, to_wire
 from cotenant.server.backends.base import HostRefused
-from cotenant.server.control import standing, victims
+from cotenant.server.control import outcomes, standing, victims
 from cotenant.server.control.context import Context
 from cotenant.server.control.holds import end_lease, free_slots
-from cotenant.server.control.outcomes import LIVING, REFUSED_AGAIN_MS, attempt_report, classify, settle
+from cotenant.server.control.outcomes import LIVING, attempt_report, began, classify, settle, stale
 from cotenant.server.errors import OutcomeUnknown, Unreachable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.spec import parse_kept
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 RANK_FAILED: Final = "rank_failed"
 #: How long a rank that the records do not know may take to end, beyond its grace.
 STRAY_S: Final = 30
+#: Why a word about a rank changes nothing.
+GIVEN_UP: Final = "the records have given this rank up, or a newer attempt owns the job"
 
 
 def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, *, fresh: bool) -> str | None:
@@ -51,12 +53,12 @@ def take(tx: Tx, context: Context, host: str, report: AttemptReport, now: int, *
         if over and report.clean:
             free_slots(tx, attempt["lease_id"], now, host=host)
         if report.state in LIVING and report.state != "stopping" and fresh:
-            _stale(tx, job, report, host, now)
+            stale(tx, job, report, host, now, GIVEN_UP)
             return "stray"
         return None
     if attempt["epoch"] != job["epoch"] or job["state"] in JOB_FINAL:
         tx.execute("UPDATE attempt SET superseded = 1 WHERE id = ?", (attempt["id"],))
-        _stale(tx, job, report, host, now)
+        stale(tx, job, report, host, now, GIVEN_UP)
         if not over:
             return "stray"
     if over:
@@ -86,13 +88,6 @@ def _unknown(tx: Tx, host: str, report: AttemptReport, now: int) -> str:
         reason="the host runs a rank that is not in the records; it is being stopped",
     )  # fmt: skip
     return "stray"
-
-
-def _stale(tx: Tx, job: sqlite3.Row, report: AttemptReport, host: str, now: int) -> None:
-    events.append(
-        tx, "write.stale", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=report.attempt_id, host=host,
-        pool=job["pool"], new=report.state, reason="the records have given this rank up, or a newer attempt owns the job",
-    )  # fmt: skip
 
 
 # ---- beginning --------------------------------------------------------------------------------
@@ -161,15 +156,7 @@ def _runs(tx: Tx, attempt: sqlite3.Row, job: sqlite3.Row, now: int) -> None:
     jobs.move_attempt(tx, attempt["id"], AttemptState.RUNNING, started_at_ms=attempt["started_at_ms"] or started)
     if job["state"] not in ("deploying", "lost"):
         return
-    jobs.move(tx, job["id"], JobState.RUNNING, now, by_epoch=attempt["epoch"], row=job,
-              started_at_ms=job["started_at_ms"] or started)  # fmt: skip
-    lease = leases.get(tx, attempt["lease_id"])
-    if lease["state"] == "leased":
-        leases.move(tx, lease["id"], LeaseState.RUNNING, row=lease)
-    events.append(
-        tx, "job.running", LOOP, now, owner=job["owner"], job_id=job["id"], attempt_id=attempt["id"], lease_id=lease["id"],
-        host=attempt["host"], old=job["state"], new="running",
-    )  # fmt: skip
+    began(tx, attempt, job, started, now)
 
 
 # ---- ending -----------------------------------------------------------------------------------
@@ -195,7 +182,7 @@ def _ended(
     if attempt["go_at_ms"] is None:
         # none has begun, and none will
         why = f"rank {rank['rank']} on {rank['host']}: {message}"
-        never(tx, context, attempt, job, "host", why, now, counts=False)
+        never(tx, context, attempt, "host", why, now, counts=False)
         return None
     stopping = job["state"] == "stopping"
     if failure is not None and attempt["failed_rank"] is None and not stopping:
@@ -272,30 +259,14 @@ def _finish(
 
 
 def never(
-    tx: Tx, context: Context, attempt: sqlite3.Row, job: sqlite3.Row, failure: str, message: str, now: int, *, counts: bool
-) -> None:  # fmt: skip
+    tx: Tx, context: Context, attempt: sqlite3.Row, failure: str, message: str, now: int, *, counts: bool
+) -> None:
     """An attempt whose ranks were not told to begin never will: its hosts are told to let go of what they made ready.
 
     Must not be called once the word was given (`go_at_ms`): from then on some rank may run.
     """
     assert attempt["go_at_ms"] is None, "some rank may run"
-    attempt = jobs.move_attempt(
-        tx, attempt["id"], AttemptState.ENDED, ended_at_ms=now, failure_class=failure, message=message
-    )
-    victims.ended(tx, attempt, job, AttemptReport(attempt["id"], "never"), ExitRecord(), failure, now)
-    lease = leases.get(tx, attempt["lease_id"])
-    if lease["state"] in ("leased", "running"):
-        end_lease(tx, LOOP, lease, LeaseState.RELEASED, "never started", now)
-    if job["epoch"] != attempt["epoch"] or job["state"] in JOB_FINAL:
-        return
-    if counts or job["state"] == "stopping":
-        settle(tx, context, job, attempt, failure, message, None, now, started=False)
-        return
-    jobs.move(tx, job["id"], JobState.QUEUED, now, not_before_ms=now + REFUSED_AGAIN_MS, message=message)
-    events.append(
-        tx, "job.requeued", LOOP, now, owner=job["owner"], severity="warning", job_id=job["id"], attempt_id=attempt["id"],
-        host=attempt["host"], old=job["state"], new="queued", reason=message, args={"class": failure, "attempts_left": job["attempts_left"]},
-    )  # fmt: skip
+    outcomes.never(tx, context, attempt, failure, message, now, counts=counts, clean=False)
 
 
 # ---- stopping ---------------------------------------------------------------------------------
@@ -313,7 +284,7 @@ async def stop(context: Context, attempt_id: str, reason: str, grace_s: float) -
         await context.db.write(lambda tx: _never_began(tx, context, attempt_id, reason))
         context.wake()
     seats = context.db.peek(lambda c: ranks.seats(c, attempt_id))
-    await asyncio.gather(*(_stop_one(context, rank_id, host, reason, grace_s) for rank_id, host in seats))
+    await asyncio.gather(*(stop_one(context, rank_id, host, reason, grace_s) for rank_id, host in seats))
     return True
 
 
@@ -321,20 +292,20 @@ def _never_began(tx: Tx, context: Context, attempt_id: str, reason: str) -> None
     attempt = jobs.find_attempt(tx, attempt_id)
     if attempt is None or attempt["state"] == "ended" or attempt["go_at_ms"] is not None:
         return
-    job = jobs.get(tx, attempt["job_id"])
-    never(tx, context, attempt, job, "start", f"stopped: {reason}", context.now(), counts=True)
+    never(tx, context, attempt, "start", f"stopped: {reason}", context.now(), counts=True)
 
 
-async def _stop_one(context: Context, rank_id: str, host: str, reason: str, grace_s: float) -> None:
+async def stop_one(context: Context, at: str, host: str, reason: str, grace_s: float) -> None:
+    """Pass a stop to one host; `at` is the id there, of a rank or of an attempt without ranks."""
     link = context.hosts.get(host)
     if link is None:
         return
     try:
-        report = await link.stop(rank_id, reason, grace_s)
+        report = await link.stop(at, reason, grace_s)
     except HostRefused as refused:
-        log.warning("host %s refused to stop %s: %s", host, rank_id, refused)
+        log.warning("host %s refused to stop %s: %s", host, at, refused)
     except (Unreachable, OutcomeUnknown) as error:
-        log.info("host %s did not take the stop of %s yet: %s", host, rank_id, error)
+        log.info("host %s did not take the stop of %s yet: %s", host, at, error)
     else:
         await attempt_report(context, host, report)
 
@@ -362,7 +333,7 @@ def lose(tx: Tx, context: Context, rank: sqlite3.Row, said: str, now: int) -> No
     attempt, job = jobs.find_attempt(tx, rank["attempt_id"]), jobs.get(tx, rank["job_id"])
     assert attempt is not None, "a rank has an attempt"
     if attempt["go_at_ms"] is None:
-        never(tx, context, attempt, job, "host", f"rank {rank['rank']} on {rank['host']}: {said}", now, counts=False)
+        never(tx, context, attempt, "host", f"rank {rank['rank']} on {rank['host']}: {said}", now, counts=False)
         return
     if job["state"] == "stopping":
         return  # it is seen through once the host is back

@@ -591,6 +591,7 @@ async def test_a_gang_is_preempted_as_one_and_goes_on_from_what_its_first_rank_s
     await rival.settle()
     await rival.advance(4)
     assert rival.job(job)["state"] == "running" and rival.attempt(job)["epoch"] == 2
+    assert rival.job(job)["resumed"] == 0, "it came back: from now on it stands in line like any other"
     for row in of(rival, job):
         assert machine(rival, row["host"]).specs[row["id"]].argv == ("train", "--resume=/ck/step-7")
 

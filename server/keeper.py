@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import replace
-from typing import cast, get_args
+from typing import TypeAlias, cast, get_args
 
 from cotenant.hostd.protocol import CardState
 from cotenant.server.config import Settings
@@ -39,6 +39,12 @@ from cotenant.server.waiting import Waiting
 _SLOT_STATES = frozenset(get_args(SlotState))
 #: How old the sums of past use may be. A cap on GPU-hours is met that much late at most.
 _SPENT_EVERY_MS = 60_000
+#: What a refresh reads: asks by id; leases as `worlds.holdings` has them; hosts and cards, where they are read.
+_Rows: TypeAlias = tuple[
+    dict[str, Ask],
+    tuple[dict[str, Holding], dict[str, Holding], dict[SlotKey, tuple[str, str, str]]],
+    tuple[list[sqlite3.Row], list[sqlite3.Row]] | None,
+]
 
 
 class Keeper:
@@ -187,20 +193,17 @@ class Keeper:
                 self._read_meanwhile = None
             elif self._read_meanwhile is not None:
                 self._read_meanwhile.update(jobs, leases)
-        try:
+
+        def read(connection: sqlite3.Connection) -> _Rows:
             if rules:
-                base = self._settings.rules
-                self.rules = (
-                    rule_rows.read(writer, base, now_ms)
-                    if writer is not None
-                    else self._db.peek(lambda c: rule_rows.read(c, base, now_ms))
-                )
-            if writer is not None:
-                asks, held, host_data = self._read(writer, everything, jobs, leases, hosts, now_ms)
-            else:
-                asks, held, host_data = self._db.peek(lambda c: self._read(c, everything, jobs, leases, hosts, now_ms))
+                self.rules = rule_rows.read(connection, self._settings.rules, now_ms)
             if preempting:
-                self._read_preemptions(writer)
+                self.preemptions = {one.id: one for one in preemptions.world(connection)}
+                self._without_right = preemptions.without_right(connection)
+            return self._read(connection, everything, jobs, leases, hosts, now_ms)
+
+        try:
+            asks, held, host_data = read(writer) if writer is not None else self._db.peek(read)
         except BaseException:
             self._all_dirty = True
             raise
@@ -246,13 +249,6 @@ class Keeper:
             self._host_rows, gpus = host_data
             self._rebuild(gpus)
 
-    def _read_preemptions(self, writer: sqlite3.Connection | None) -> None:
-        def read(connection: sqlite3.Connection) -> tuple[tuple[Preemption, ...], dict[str, int]]:
-            return preemptions.world(connection), preemptions.without_right(connection)
-
-        found, self._without_right = read(writer) if writer is not None else self._db.peek(read)
-        self.preemptions = {one.id: one for one in found}
-
     def assume_preemption(self, preemption: Preemption) -> None:
         """Count a preemption that is being written as under way, so that the next pass does not begin it again."""
         self.version += 1
@@ -270,7 +266,7 @@ class Keeper:
 
     def see_card_work(self, host: str, uuid: str, worked: bool | None, now_ms: int) -> None:
         """A card was looked at: whether it did something since the last look; None where it does not say."""
-        if not any(pool.preempt != "off" or pool.idle_s for pool in self.rules.pools.values()):
+        if not _watches_work(self.rules):
             return
         for lease_id in {use[1] for key, use in self.uses.items() if key[:2] == (host, uuid) and use[0] == "held"}:
             lease = self.living.get(lease_id)
@@ -298,9 +294,7 @@ class Keeper:
             self.living[lease_id] = after
             self.version += 1
             # signs of work decide nothing where nobody is preempted and nobody reclaimed
-            self._undecided = self._undecided or any(
-                pool.preempt != "off" or pool.idle_s for pool in self.rules.pools.values()
-            )
+            self._undecided = self._undecided or _watches_work(self.rules)
 
     def _with_progress(self, lease: Holding) -> Holding:
         seen, worked = self._progress.get(lease.id), self._work.get(lease.id)
@@ -337,11 +331,7 @@ class Keeper:
         leases: list[str],
         hosts: bool,
         now_ms: int,
-    ) -> tuple[
-        dict[str, Ask],
-        tuple[dict[str, Holding], dict[str, Holding], dict[SlotKey, tuple[str, str, str]]],
-        tuple[list[sqlite3.Row], list[sqlite3.Row]] | None,
-    ]:
+    ) -> _Rows:
         asks = worlds.asks(connection) if everything else worlds.asks(connection, jobs, leases)
         held = worlds.holdings(connection, None if everything else leases)
         host_data = (host_rows.all_hosts(connection), host_rows.all_gpus(connection)) if hosts else None
@@ -508,6 +498,11 @@ class Keeper:
 
 def _at_most(limit: int | None, there: int) -> int:
     return there if limit is None else min(limit, there)
+
+
+def _watches_work(rules: Rules) -> bool:
+    """Whether signs of work decide anything: somebody may be preempted, or an idle lease taken back."""
+    return any(pool.preempt != "off" or pool.idle_s for pool in rules.pools.values())
 
 
 def _may_drain(rules: Rules) -> bool:

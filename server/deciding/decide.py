@@ -10,7 +10,7 @@ from operator import attrgetter
 from cotenant.server.deciding import booking, caps, idle, preempt, reasons, reserved, windows
 from cotenant.server.deciding.fit import Fleet
 from cotenant.server.deciding.hosts import NO_LIMIT, SHARED, Host
-from cotenant.server.deciding.leases import expired, known_end_ms, next_due_ms
+from cotenant.server.deciding.leases import expired, next_due_ms
 from cotenant.server.deciding.order import Line, in_order
 from cotenant.server.deciding.shape import Shape
 from cotenant.server.deciding.usage import Use
@@ -108,15 +108,10 @@ class Pass:
         found = self._stays.get(pool)
         if found is None:
             found = self._stays[pool] = []
-            for lease in self.world.holdings:
+            for lease in (*self.world.holdings, *self.world.cleaning):
                 if lease.pool == pool:
-                    end = known_end_ms(lease, self.policy)
-                    until = end if end is not None and end > self.now_ms else None
-                    found.append((reserved.Stay(lease.owner, self.use.units_of(lease.slots), until), lease.human))
-            for lease in self.world.cleaning:
-                if lease.pool == pool:
-                    until = None if lease.lost else self.now_ms + self.policy.cleaning_s * 1000
-                    found.append((reserved.Stay(lease.owner, self.use.units_of(lease.slots), until), lease.human))
+                    units, until_ms = self.use.units_of(lease.slots), self.fleet.until_ms[lease.id]
+                    found.append((reserved.Stay(lease.owner, units, until_ms), lease.human))
         started = self._started.get(pool)
         return [*found, *started] if started else found
 

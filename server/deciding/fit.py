@@ -38,13 +38,14 @@ class Fleet:
         self._policy = policy
         self._now_ms = now_ms
         self.holder: dict[SlotKey, Holder] = {}
+        self.until_ms: dict[str, int | None] = {}  # lease -> when it has left its slots at the latest, if that is known
         for lease in world.cleaning:
-            until = now_ms + policy.cleaning_s * 1000
-            for key in lease.slots:
-                self.holder[key] = Holder(lease.agent, None if lease.lost else until)
+            self.until_ms[lease.id] = None if lease.lost else now_ms + policy.cleaning_s * 1000
         for lease in world.holdings:
             end = known_end_ms(lease, policy)
-            holder = Holder(lease.agent, end if end is not None and end > now_ms else None)
+            self.until_ms[lease.id] = end if end is not None and end > now_ms else None
+        for lease in (*world.cleaning, *world.holdings):
+            holder = Holder(lease.agent, self.until_ms[lease.id])
             for key in lease.slots:
                 self.holder[key] = holder
         by_host: dict[str, list[Slot]] = {}
@@ -63,7 +64,7 @@ class Fleet:
                     host.book(
                         Tenant(
                             lease.id,
-                            self.holder[keys[0]].until_ms,
+                            self.until_ms[lease.id],
                             host.mask_of(keys),
                             lease.cpus,
                             lease.memory_mib,
@@ -186,13 +187,7 @@ class Fleet:
             take = min(high, sorted((count for count, _, _ in found), reverse=True)[nodes - 1])
             fitting = [(seat, mask) for count, seat, mask in found if count >= take]
             if len(fitting) > 1:
-                fitting.sort(
-                    key=lambda one: (
-                        (one[0].prefer, not one[0].host.gap(ends_ms), *_left_over(one))
-                        if self.claimed
-                        else (one[0].prefer, *_left_over(one))
-                    )
-                )
+                fitting.sort(key=lambda one: (one[0].prefer, not one[0].host.gap(ends_ms), *_left_over(one)))
             return [
                 (seat.host, choose(seat.host, mask, take)) for seat, mask in sorted(fitting[:nodes], key=_host_name)
             ]

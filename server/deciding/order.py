@@ -13,6 +13,7 @@ Key: TypeAlias = tuple[int, int, int, str]
 """(rank, place within the rank by the pool's order, time of submit, id): the lowest comes first."""
 
 CRITICAL = 30
+_STARVING = 2 * CRITICAL - 1  # the rank just below critical work
 
 
 def rank(ask: Ask, rules: PoolRules | None, now_ms: int) -> int:
@@ -22,13 +23,8 @@ def rank(ask: Ask, rules: PoolRules | None, now_ms: int) -> int:
     that what it waits for is kept for it. Where its own caps hold it back it is passed as ever.
     """
     if rules is not None and ask.priority < CRITICAL and ask.queued_at_ms + rules.starve_h * HOUR_MS <= now_ms:
-        return 2 * CRITICAL - 1
+        return _STARVING
     return 2 * ask.priority + ask.resumed
-
-
-def starves(ask: Ask, rules: PoolRules | None, now_ms: int) -> bool:
-    """Whether `ask` has waited so long that it goes before every order but critical work."""
-    return rank(ask, rules, now_ms) == 2 * CRITICAL - 1
 
 
 class Order:
@@ -46,7 +42,7 @@ class Order:
         """The place of `ask`."""
         rules = self._pools.get(ask.pool)
         first = rank(ask, rules, self._now_ms)
-        if rules is None or rules.order == "fifo" or first == 2 * CRITICAL - 1:
+        if rules is None or rules.order == "fifo" or first == _STARVING:
             return (-first, 0, ask.queued_at_ms, ask.id)
         by = fairshare(ask, self._past) if rules.order == "fairshare" else shortest(ask)
         return (-first, by, ask.queued_at_ms, ask.id)

@@ -82,7 +82,7 @@ def opens_at_ms(rules: PoolRules, now_ms: int) -> int:
     """When the pool may start something: `now_ms` while it may, else the next opening. A pool without windows always may."""
     if not rules.windows:
         return now_ms
-    spans = _spans(rules.windows, rules.timezone, _day(rules, now_ms))
+    spans = _near(rules, now_ms)
     if any(begin <= now_ms < end for begin, end in spans):
         return now_ms
     return min((begin for begin, _ in spans if begin > now_ms), default=now_ms)
@@ -92,11 +92,10 @@ def next_change_ms(rules: PoolRules, now_ms: int) -> int | None:
     """The next opening or closing after `now_ms`; None for a pool without windows."""
     if not rules.windows:
         return None
-    spans = _spans(rules.windows, rules.timezone, _day(rules, now_ms))
-    return min((at for span in spans for at in span if at > now_ms), default=None)
+    return min((at for span in _near(rules, now_ms) for at in span if at > now_ms), default=None)
 
 
-def _day(rules: PoolRules, now_ms: int) -> date:
-    return (
-        (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=now_ms)).astimezone(ZoneInfo(rules.timezone)).date()
-    )
+def _near(rules: PoolRules, now_ms: int) -> tuple[tuple[int, int], ...]:
+    """The spans of a pool's windows around `now_ms`."""
+    now = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=now_ms)
+    return _spans(rules.windows, rules.timezone, now.astimezone(ZoneInfo(rules.timezone)).date())

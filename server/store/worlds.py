@@ -186,7 +186,6 @@ def holdings(
             exclusive=bool(row["exclusive"]),
             array=row["array_id"] or "",
             stop_s=spec.get("stop_grace_s", 10),
-            # a gang would have to save on all its hosts: it is no victim
             preemptible=row["job_state"] == "running" and spec.get("preemptible", True),
             resumable=spec.get("resumable", False) or row["job_agreed"] is not None,
             immune_until_ms=preemptions.immune_until_ms(connection, row["job_id"]) if row["job_id"] and alive else 0,

@@ -27,6 +27,16 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         made.end()
 
 
+@pytest.fixture(scope="module")
+def module_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """The same for all tests of a module; each leaves nothing running."""
+    made = Rig(tmp_path_factory.mktemp("rig"))
+    try:
+        yield made
+    finally:
+        made.end()
+
+
 @pytest.fixture
 def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     """`make_rig(env={…})` for servers in an environment of their own."""

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
-import pytest
 from rig import Rig, until
 
 N, LIMIT = 200, 7
-
-
-@pytest.fixture
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    made = Rig(tmp_path_factory.mktemp("arrays"))
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 def most_at_once(rig: Rig) -> int:

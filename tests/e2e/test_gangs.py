@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,8 @@ print(json.dumps({"rank": rank, "total": total, "size": size, "each": each, "car
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    made = Rig(tmp_path_factory.mktemp("gangs"))
-    try:
-        yield made
-    finally:
-        made.end()
+def rig(module_rig: Rig) -> Rig:
+    return module_rig
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from rig import Away, Client, Rig, Server, kill, until
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    made = Rig(tmp_path_factory.mktemp("steps"))
-    try:
-        yield made
-    finally:
-        made.end()
+def rig(module_rig: Rig) -> Rig:
+    return module_rig
 
 
 @pytest.fixture(scope="module")

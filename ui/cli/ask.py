@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import argparse
 
 
+#: Seconds in a unit of time, as times are written on the command line: 90s, 12h, 30d.
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
 def client(args: argparse.Namespace) -> Client:
     """A client for the server and the token that the options, the environment or the data directory name."""
     return Client(place.find(url=args.url, token_file=args.token_file, data=args.data), args.command)

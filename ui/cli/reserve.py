@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from cotenant.ui.cli.entry import Parser
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WHEN = "now, in 2h, or a time such as 2027-01-31T18:00 (local) or 2027-01-31T18:00Z"
 
 
@@ -88,8 +87,8 @@ def when_ms(text: str, now_ms: int, option: str) -> int:
         return now_ms
     if word.startswith("in "):
         number, unit = word[3:].strip()[:-1], word[-1]
-        if unit in _UNITS and number.strip().replace(".", "", 1).isdecimal():
-            return now_ms + int(float(number) * _UNITS[unit] * 1000)
+        if unit in ask.UNITS_S and number.strip().replace(".", "", 1).isdecimal():
+            return now_ms + int(float(number) * ask.UNITS_S[unit] * 1000)
     else:
         from datetime import datetime
 

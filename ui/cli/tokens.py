@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Answer = dict[str, Any]
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 
 def configure(parser: Parser, _: str) -> None:
     create = parser.sub(
@@ -221,7 +219,7 @@ def _unix_user() -> str:
 def _seconds(text: str | None) -> int | None:
     if text is None:
         return None
-    number, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "s")
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in ask.UNITS_S else (text, "s")
     if not number.isdigit() or not int(number):
         raise Usage(f"--expires takes a time such as 12h or 30d, not {text!r}.")
-    return int(number) * _UNITS[unit]
+    return int(number) * ask.UNITS_S[unit]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from cotenant.server.deciding import reasons
 from cotenant.server.deciding.decide import Pass, decide
 from cotenant.server.deciding.hosts import EVERYTHING
+from cotenant.server.deciding.mirror import Mirror
 from cotenant.server.deciding.world import (
     UNITS_PER_CARD,
     Ask,
@@ -57,9 +58,9 @@ def could_ever(world: World, ask: Ask) -> Blocker | None:
     A cap that it is above by itself (``quota_*``, ``reserve``, ``jobs_at_once``), else ``no_such_gpu`` with the need
     that no host meets. Hosts that are down, drained or not classified count as there.
     """
-    state = Pass(world, 0, Policy())
+    state = Pass(Mirror(world, 0, Policy()))
     shape = state.fleet.shape(ask.pool, ask.needs)
-    limit = state.limits(ask).ever(shape.least_units)
+    limit = state.mirror.limits(ask).ever(shape.least_units)
     if limit is not None:
         return limit.refuse(shape.least_units)
     if state.fleet.find(shape, ignored=EVERYTHING) is None:
@@ -75,9 +76,9 @@ def room_now(world: World, owner: str, agent: str, human: bool, pool: str, own_c
     """
     needs = Needs()
     ask = Ask("", "claim", owner, agent, human, pool, needs, 0, 0, 0, own_cap=own_cap)
-    state = Pass(world, 0, Policy())
-    limits = state.limits(ask)
-    if reasons.of_queue(state.pool(pool)) or limits.jobs_reached() or limits.hours_used_up():
+    state = Pass(Mirror(world, 0, Policy()))
+    limits = state.mirror.limits(ask)
+    if reasons.of_queue(state.mirror.pool(pool)) or limits.jobs_reached() or limits.hours_used_up():
         return 0
     free = 0
     for seat in state.fleet.shape(pool, needs).seats:

@@ -91,6 +91,19 @@ class Limits:
     jobs: tuple[Limit, ...]
     gpu_hours: tuple[Limit, ...]
 
+    @property
+    def pool_wide(self) -> bool:
+        """Whether one of them is shared by everybody, or all agents, of the pool."""
+        return any(limit.code in ("quota_pool", "reserve") for limit in self.cards)
+
+    def busy(self) -> bool:
+        """Whether a cap on jobs at once refuses one more."""
+        return any(limit.sums[limit.key] >= limit.cap for limit in self.jobs)
+
+    def spent(self) -> bool:
+        """Whether a cap on GPU-hours is used up."""
+        return any(limit.sums[limit.key] >= limit.cap * HOUR_MS for limit in self.gpu_hours)
+
     def room(self) -> int:
         """Units of cards that may still be taken; UNLIMITED without any cap."""
         room = UNLIMITED

@@ -11,9 +11,9 @@ from cotenant.server.deciding import booking, caps, idle, preempt, reasons, rese
 from cotenant.server.deciding.fit import Fleet
 from cotenant.server.deciding.hosts import NO_LIMIT, SHARED, Host
 from cotenant.server.deciding.leases import expired, next_due_ms
+from cotenant.server.deciding.mirror import End, Mirror
 from cotenant.server.deciding.order import Line, in_order
 from cotenant.server.deciding.shape import Shape
-from cotenant.server.deciding.usage import Use
 from cotenant.server.deciding.world import (
     Ask,
     Blocker,
@@ -23,7 +23,6 @@ from cotenant.server.deciding.world import (
     GiveUp,
     Needs,
     Policy,
-    PoolRules,
     Reservation,
     SlotKey,
     Start,
@@ -57,29 +56,71 @@ def equal_key(ask: Ask) -> tuple[object, ...]:
 _OWN = ("quota_owner", "quota_agent")
 
 
+class Look:
+    """What a pass found of one ask: its limits, what is left for it, and its slots."""
+
+    __slots__ = (
+        "array_full",
+        "beside",
+        "closed",
+        "ends_ms",
+        "kept",
+        "limits",
+        "own",
+        "reached",
+        "reservation",
+        "room",
+        "wanted",
+        "where",
+    )
+
+    def __init__(
+        self,
+        limits: caps.Limits,
+        wanted: int,
+        ends_ms: int,
+        reached: Sequence[caps.Limit],
+        room: int,
+        beside: int,
+        kept: int,
+        reservation: Reservation | None,
+        *,
+        array_full: bool,
+        closed: bool,
+    ) -> None:
+        self.limits = limits
+        self.wanted = wanted  # units that it takes at least
+        self.ends_ms = ends_ms  # when it would be over at the latest
+        self.reached = reached  # caps on cards that refuse it
+        self.room = room  # units that caps leave for it
+        self.beside = beside  # units that the first of the queue leaves for it
+        self.kept = kept  # units that advance reservations leave for it
+        self.reservation = reservation
+        self.array_full = array_full
+        self.closed = closed  # its queue starts nothing, or its jobs at once or GPU-hours are used up
+        self.where: list[tuple[Host, int]] | None = None
+        #: It waits for something of its own, and so keeps nothing from those behind it.
+        self.own = closed or array_full or wanted > kept or any(limit.code in _OWN for limit in reached)
+
+
 class Pass:
     """The state of one pass: what is left after the asks that were looked at so far."""
 
-    def __init__(self, world: World, now_ms: int, policy: Policy) -> None:
-        self.now_ms = now_ms
-        self.world = world
-        self.policy = policy
-        self.use = Use(world)
-        self.fleet = Fleet(world, policy, now_ms)
+    def __init__(self, mirror: Mirror) -> None:
+        self.mirror = mirror
+        self.now_ms = mirror.now_ms
+        self.policy = mirror.policy
+        self.use = mirror.use
+        self.fleet = mirror.fleet
         self.bookings: dict[str, Booking] = {}  # by pool: what is kept for the first that does not fit
-        self._pools = {pool.name: pool for pool in world.pools}
-        self._owners = {owner.owner: owner for owner in world.owners}
-        self._agents = {agent.agent: agent for agent in world.agents}
-        self._limits: dict[tuple[str, str, bool, str, int], caps.Limits] = {}
         self._lines: defaultdict[str, Line] = defaultdict(Line)
         self._rooms: dict[str, int] = {}  # array -> elements that may still start beside those that run
         self._queues: dict[str, list[Blocker]] = {}
-        self._stays: dict[str, list[tuple[reserved.Stay, bool]]] = {}  # pool -> (what is held, by a person?)
-        self._started: dict[str, list[tuple[reserved.Stay, bool]]] = {}
+        self._stays: dict[str, list[reserved.Stay]] = {}
+        self._started: list[tuple[Ask, int, int]] = []  # (ask, units, when it is over)
         self._reservations: dict[str, list[Reservation]] = {}  # pool -> those in force
-        for reservation in world.reservations:
-            stays = [stay for stay, _ in self.stays(reservation.pool)]
-            if reserved.in_force(reservation, stays, now_ms):
+        for reservation in mirror.reservations:
+            if reserved.in_force(reservation, self.stays(reservation.pool), self.now_ms):
                 self._reservations.setdefault(reservation.pool, []).append(reservation)
 
     def room_of(self, ask: Ask) -> int | None:
@@ -88,32 +129,45 @@ class Pass:
             return None
         return self._rooms.setdefault(ask.array, ask.array_room)
 
-    def limits(self, ask: Ask) -> caps.Limits:
-        """The caps for the asker of `ask`; made once for each asker, their sums go along with the pass."""
-        key = (ask.owner, ask.agent, ask.human, ask.pool, ask.own_cap)
-        limits = self._limits.get(key)
-        if limits is None:
-            limits = caps.limits_for(
-                self.use, self.pool(ask.pool), self._owners.get(ask.owner), self._agents.get(ask.agent), ask
-            )
-            self._limits[key] = limits
-        return limits
-
-    def pool(self, name: str) -> PoolRules:
-        """The rules of a pool; a pool that nobody configured has none."""
-        return self._pools.get(name) or PoolRules(name)
-
-    def stays(self, pool: str) -> list[tuple[reserved.Stay, bool]]:
-        """What is held in a pool and until when, with whether a person holds it; what starts in the pass included."""
+    def stays(self, pool: str) -> list[reserved.Stay]:
+        """What is held in a pool, by whom and until when; what starts in the pass included."""
         found = self._stays.get(pool)
         if found is None:
-            found = self._stays[pool] = []
-            for lease in (*self.world.holdings, *self.world.cleaning):
-                if lease.pool == pool:
-                    units, until_ms = self.use.units_of(lease.slots), self.fleet.until_ms[lease.id]
-                    found.append((reserved.Stay(lease.owner, units, until_ms), lease.human))
-        started = self._started.get(pool)
-        return [*found, *started] if started else found
+            found = self._stays[pool] = self.mirror.stays(pool)
+        return [*found, *(reserved.Stay(a.owner, units, until) for a, units, until in self._started if a.pool == pool)]
+
+    def ends(self, pool: str) -> list[End]:
+        """The known ends of what is held in a pool, sorted; what starts in the pass included."""
+        started = [(until, units, ask.human) for ask, units, until in self._started if ask.pool == pool]
+        known = self.mirror.ends(pool)
+        return sorted([*known, *started]) if started else known
+
+    def look(self, ask: Ask, shape: Shape) -> Look:
+        """What stands between `ask` (of an array: its next element) and a start, and its slots where nothing does."""
+        limits = self.mirror.limits(ask)
+        wanted, cpu = shape.least_units, shape.cpu
+        ends_ms = self.fleet.ends_ms(ask)
+        reached = () if cpu else limits.reached(wanted)
+        room = caps.UNLIMITED if cpu or reached else limits.room()
+        line = self._lines[ask.pool]
+        beside = line.room(ask.human, ends_ms)
+        kept, reservation = self._reserved_room(ask, wanted, ends_ms)
+        array_room = self.room_of(ask)
+        look = Look(
+            limits,
+            wanted,
+            ends_ms,
+            reached,
+            room,
+            beside,
+            kept,
+            reservation,
+            array_full=array_room is not None and array_room <= 0,
+            closed=bool(self.queue(ask.pool)) or limits.busy() or (not cpu and limits.spent()),
+        )
+        if not (look.own or reached or wanted > beside or not ask.startable(self.now_ms)):
+            look.where = self.fleet.find(shape, min(room, beside, kept), 0, ends_ms)
+        return look
 
     def answer(self, ask: Ask) -> tuple[tuple[SlotKey, ...], tuple[Blocker, ...]]:
         """The slots that `ask` (of an array: its next element) gets, or why it waits; one of the two is empty.
@@ -121,75 +175,73 @@ class Pass:
         Either changes what is left for those behind it.
         """
         shape = self.fleet.shape(ask.pool, ask.needs)
-        limits = self.limits(ask)
-        wanted = shape.least_units
-        ends_ms = self.fleet.ends_ms(ask)
-        itself = reasons.of_itself(ask, self.now_ms)
-        array_room = self.room_of(ask)
-        if array_room is not None and array_room <= 0:
-            itself.append(reasons.array_full(ask))
-        queue = self._queue(ask.pool)
-        jobs = limits.jobs_reached()
-        hours = [] if shape.cpu else limits.hours_used_up()
-        reached = [] if shape.cpu else limits.reached(wanted)
-        room = caps.UNLIMITED if shape.cpu or reached else limits.room()
-        line = self._lines[ask.pool]
-        beside = line.room(ask.human, ends_ms)
-        before = line if wanted > beside else None
-        kept, reservation = self._reserved_room(ask, wanted, ends_ms)
-        of_its_own = bool(itself or queue or jobs or hours or wanted > kept) or any(
-            limit.code in _OWN for limit in reached
-        )
-        if not (of_its_own or reached or before):
-            where = self.fleet.find(shape, min(room, beside, kept), 0, ends_ms)
-            if where is not None:
-                return self._start(ask, where, ends_ms), ()
-        obstacles = self.fleet.obstacles(shape, room, ends_ms)
-        # What an ask says about itself, what can never be, the queue, caps, hosts, those before it. In each group all
-        # that hold are told, so that lifting the first lets the ask start or shows the next.
-        found = itself
-        if obstacles is None:
-            found.append(reasons.never(self.fleet, shape))
-        found += [limit.refuse(wanted) for limit in reached if wanted > limit.cap]
-        found += queue
-        found += [limit.refuse(1) for limit in jobs]
-        found += hours
-        found += [limit.refuse(wanted) for limit in reached if wanted <= limit.cap]
-        if reservation is not None and wanted > kept:
-            found.append(reasons.reserved_in_advance(reservation, wanted, kept, self.now_ms))
-        if obstacles is not None:
-            found += reasons.of_hosts(self.fleet, shape, obstacles, ends_ms)
-            if before is not None and all(blocker.code not in ("behind", "reserved_for") for blocker in found):
-                assert before.by is not None
-                found.append(reasons.behind(ask.pool, before.by, before.at_ms))
-        if not of_its_own and limits.ever(wanted) is None:
-            self._keep(ask, shape, line, reached, obstacles)
+        look = self.look(ask, shape)
+        if look.where is not None:
+            return self.start(ask, look), ()
+        found = self._blockers(ask, shape, look)
+        self.keep(ask, shape, look)
         return (), tuple(found)
 
-    def _queue(self, name: str) -> list[Blocker]:
+    def _blockers(self, ask: Ask, shape: Shape, look: Look) -> list[Blocker]:
+        """Why `ask` waits.
+
+        What an ask says about itself, what can never be, the queue, caps, hosts, those before it. In each group all that
+        hold are told, so that lifting the first lets the ask start or shows the next.
+        """
+        found = reasons.of_itself(ask, self.now_ms)
+        if look.array_full:
+            found.append(reasons.array_full(ask))
+        obstacles = self.fleet.obstacles(shape, look.room, look.ends_ms)
+        wanted = look.wanted
+        if obstacles is None:
+            found.append(reasons.never(self.fleet, shape))
+        found += [limit.refuse(wanted) for limit in look.reached if wanted > limit.cap]
+        found += self.queue(ask.pool)
+        found += [limit.refuse(1) for limit in look.limits.jobs_reached()]
+        if not shape.cpu:
+            found += look.limits.hours_used_up()
+        found += [limit.refuse(wanted) for limit in look.reached if wanted <= limit.cap]
+        if look.reservation is not None and wanted > look.kept:
+            found.append(reasons.reserved_in_advance(look.reservation, wanted, look.kept, self.now_ms))
+        if obstacles is not None:
+            found += reasons.of_hosts(self.fleet, shape, obstacles, look.ends_ms)
+            line = self._lines[ask.pool]
+            if wanted > look.beside and all(blocker.code not in ("behind", "reserved_for") for blocker in found):
+                assert line.by is not None
+                found.append(reasons.behind(ask.pool, line.by, line.at_ms))
+        return found
+
+    def queue(self, name: str) -> list[Blocker]:
         found = self._queues.get(name)
         if found is None:
-            pool = self.pool(name)
+            pool = self.mirror.pool(name)
             found = self._queues[name] = reasons.of_queue(pool, windows.opens_at_ms(pool, self.now_ms), self.now_ms)
         return found
 
-    def _start(self, ask: Ask, where: list[tuple[Host, int]], ends_ms: int) -> tuple[SlotKey, ...]:
-        keys = self.fleet.grant(ask, where)
+    def start(self, ask: Ask, look: Look) -> tuple[SlotKey, ...]:
+        """Take what `look` found."""
+        assert look.where is not None
+        keys = self.fleet.grant(ask, look.where)
         units = self.use.units_of(keys)
-        self.use.start(ask, units)
-        self._lines[ask.pool].take(ask.human, units, ends_ms)
-        self._started.setdefault(ask.pool, []).append((reserved.Stay(ask.owner, units, ends_ms), ask.human))
+        self.use.count(ask, units, 1)
+        self._lines[ask.pool].take(ask.human, units, look.ends_ms)
+        self._started.append((ask, units, look.ends_ms))
         if ask.array_room is not None:
             self._rooms[ask.array] = self._rooms.get(ask.array, ask.array_room) - 1
         return keys
+
+    def undo(self) -> None:
+        """Leave the mirror as the pass found it."""
+        self.fleet.undo()
+        for ask, units, _ in self._started:
+            self.use.count(ask, units, -1)
 
     def _reserved_room(self, ask: Ask, wanted: int, ends_ms: int) -> tuple[int, Reservation | None]:
         """What advance reservations leave of the pool: see `reserved.room`."""
         reservations = self._reservations.get(ask.pool)
         if not reservations or not wanted:
             return NO_LIMIT, None
-        stays = [stay for stay, _ in self.stays(ask.pool)]
-        return reserved.room(reservations, stays, self._well(ask.pool), ask, self.now_ms, ends_ms)
+        return reserved.room(reservations, self.stays(ask.pool), self._well(ask.pool), ask, self.now_ms, ends_ms)
 
     def _well(self, pool: str) -> int:
         """Units of the cards of a pool that can be given out at all."""
@@ -199,39 +251,46 @@ class Pass:
                 found += sum(slot.units for _, slot in host.keys(host.free | host.held) if slot.pool == pool)
         return found
 
-    def _keep(
-        self, ask: Ask, shape: Shape, line: Line, reached: list[caps.Limit], obstacles: tuple[int, ...] | None
-    ) -> None:
+    def keep(self, ask: Ask, shape: Shape, look: Look) -> bool:
         """Keep what this ask waits for from those behind it, where they could take it and it can come free.
 
         An ask that also waits for something nobody can give, or whose time nobody knows, keeps nothing: that would leave
         cards idle for a time nobody knows.
         """
+        if look.own or not ask.startable(self.now_ms) or look.limits.ever(look.wanted) is not None:
+            return False
         if not self.policy.backfill:
-            if obstacles is None or any(step & ~SHARED for step in obstacles):
-                return
-            line.by, line.at_ms = line.by or ask.id, -1
-            for limit in reached:
-                if limit.code == "quota_pool":
-                    line.all_spare = 0
-                elif limit.code == "reserve":
-                    line.agents_spare = 0
-            if not reached:
-                booking.keep_everything(self.fleet, ask, shape)
-            return
+            return self._keep_everything(ask, shape, look)
         if ask.pool in self.bookings:
-            return
-        stays = self.stays(ask.pool)
-        ends = sorted(((s.until_ms, s.units, human) for s, human in stays if s.until_ms is not None))
-        at_ms = caps.room_at_ms(self.limits(ask), shape.least_units, ends, self.now_ms)
+            return False
+        limits, wanted = look.limits, look.wanted
+        ends = self.ends(ask.pool) if limits.pool_wide else []
+        at_ms = caps.room_at_ms(limits, wanted, ends, self.now_ms)
         if at_ms is None:
-            return
+            return False
         booked = booking.book(self.fleet, ask, shape, self.now_ms, at_ms)
         if booked is None:
-            return
+            return False
         self.bookings[ask.pool] = booked
+        line = self._lines[ask.pool]
         line.by, line.at_ms = ask.id, booked.at_ms
-        line.all_spare, line.agents_spare = caps.spare_at(self.limits(ask), shape.least_units, ends, booked.at_ms)
+        line.all_spare, line.agents_spare = caps.spare_at(limits, wanted, ends, booked.at_ms)
+        return True
+
+    def _keep_everything(self, ask: Ask, shape: Shape, look: Look) -> bool:
+        obstacles = self.fleet.obstacles(shape, look.room, look.ends_ms)
+        if obstacles is None or any(step & ~SHARED for step in obstacles):
+            return False
+        line = self._lines[ask.pool]
+        line.by, line.at_ms = line.by or ask.id, -1
+        for limit in look.reached:
+            if limit.code == "quota_pool":
+                line.all_spare = 0
+            elif limit.code == "reserve":
+                line.agents_spare = 0
+        if not look.reached:
+            booking.keep_everything(self.fleet, ask, shape)
+        return True
 
 
 def decide(world: World, now_ms: int, policy: Policy) -> Decided:
@@ -257,12 +316,12 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     given_up = [GiveUp(ask.id, reasons.window_closed(ask)) for ask in late]
 
     def fits(other: World, ask: Ask) -> tuple[SlotKey, ...]:
-        return Pass(other, now_ms, policy).answer(ask)[0]
+        return Pass(Mirror(other, now_ms, policy)).answer(ask)[0]
 
     world, of_preemptions = preempt.keep(world, now_ms, fits)
     if not world.asks:
         return Decided((*ends, *given_up, *of_preemptions), due_ms, {})
-    state = Pass(world, now_ms, policy)
+    state = Pass(Mirror(world, now_ms, policy))
     needs_number: dict[int, int] = {}  # by identity: asks often share their Needs, and hashing one is slow
     numbers: dict[Needs, int] = {}
     waits: dict[tuple[object, ...], tuple[list[str], tuple[Blocker, ...]]] = {}

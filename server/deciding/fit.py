@@ -5,6 +5,7 @@ What keeps an ask from fitting is found by ignoring one obstacle after another (
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from cotenant.server.deciding.caps import UNLIMITED
@@ -28,7 +29,10 @@ from cotenant.server.deciding.hosts import (
 )
 from cotenant.server.deciding.leases import known_end_ms
 from cotenant.server.deciding.shape import Seat, Shape
-from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Needs, Policy, Slot, SlotKey, World
+from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Holding, HostView, Needs, Policy, Slot, SlotKey, World
+
+#: After so many changes a fleet that is kept forgets what it worked out for each shape, so that it does not grow.
+_FORGET_AT = 20_000
 
 
 class Fleet:
@@ -39,15 +43,11 @@ class Fleet:
         self._now_ms = now_ms
         self.holder: dict[SlotKey, Holder] = {}
         self.until_ms: dict[str, int | None] = {}  # lease -> when it has left its slots at the latest, if that is known
-        for lease in world.cleaning:
-            self.until_ms[lease.id] = None if lease.lost else now_ms + policy.cleaning_s * 1000
-        for lease in world.holdings:
-            end = known_end_ms(lease, policy)
-            self.until_ms[lease.id] = end if end is not None and end > now_ms else None
-        for lease in (*world.cleaning, *world.holdings):
-            holder = Holder(lease.agent, self.until_ms[lease.id])
-            for key in lease.slots:
-                self.holder[key] = holder
+        self._holders: dict[str, Holder] = {}  # by lease
+        self._places: dict[str, list[tuple[Host, int]]] = {}  # lease -> its slots as masks
+        for leases, cleaning in ((world.cleaning, True), (world.holdings, False)):
+            for lease in leases:
+                self._take(lease, self.until_of(lease, cleaning=cleaning))
         by_host: dict[str, list[Slot]] = {}
         for slot in world.slots:
             by_host.setdefault(slot.host, []).append(slot)
@@ -58,26 +58,130 @@ class Fleet:
             self.hosts.append(Host(view, slots, self.holder))
         self._by_name = {host.name: host for host in self.hosts}
         for lease in (*world.holdings, *world.cleaning):
-            for name in sorted({key[0] for key in lease.slots}):
-                if (host := self._by_name.get(name)) is not None:
-                    keys = [key for key in lease.slots if key[0] == name]
-                    host.book(
-                        Tenant(
-                            lease.id,
-                            self.until_ms[lease.id],
-                            host.mask_of(keys),
-                            lease.cpus,
-                            lease.memory_mib,
-                            lease.disk_mib,
-                            lease.exclusive,
-                        )
-                    )
-        self._ladder = self._present()
+            self._book(lease)
+        self._ladder = -1
+        self.freed = 0  # rises whenever something may fit that did not before
+        self._granted: list[tuple[str, list[tuple[Host, int]]]] = []  # in this pass: (ask, slots)
         self._changed: list[Host] = []  # hosts in the order of their changes
+        self.moved: list[Host] = []  # the same without claims: where something may come free at another time
         self._shapes: dict[tuple[str, Needs], Shape] = {}
         self._obstacles: dict[tuple[int, int, int], tuple[int, ...] | None] = {}  # until the next grant or claim
         self._earliest: dict[int, tuple[Holder | None, int, int]] = {}  # until the next grant
         self.claimed: list[Host] = []  # hosts with claims
+
+    def _take(self, lease: Holding, until_ms: int | None) -> None:
+        self.until_ms[lease.id] = until_ms
+        holder = self._holders[lease.id] = Holder(lease.agent, until_ms)
+        for key in lease.slots:
+            self.holder[key] = holder
+
+    def _book(self, lease: Holding) -> list[tuple[Host, int]]:
+        """Book on its hosts what a lease has of them; gives its slots as masks."""
+        until = self.until_ms[lease.id]
+        names = [lease.slots[0][0]] if len(lease.slots) == 1 else sorted({key[0] for key in lease.slots})
+        places = self._places[lease.id] = []
+        for name in names:
+            if (host := self._by_name.get(name)) is not None:
+                mask = host.mask_of(lease.slots)
+                places.append((host, mask))
+                host.book(Tenant(lease.id, until, mask, lease.cpus, lease.memory_mib, lease.disk_mib, lease.exclusive))
+        return places
+
+    def until_of(self, lease: Holding, *, cleaning: bool) -> int | None:
+        """When a lease, or with `cleaning` one that is over, has left its slots at the latest; None where nobody knows."""
+        if cleaning:
+            return None if lease.lost else self._now_ms + self._policy.cleaning_s * 1000
+        end = known_end_ms(lease, self._policy)
+        return end if end is not None and end > self._now_ms else None
+
+    # ---- what changed since it was built: see `Mirror` -----------------------------------------
+
+    def set_now(self, now_ms: int) -> None:
+        """Go on to this time."""
+        self._now_ms = now_ms
+        if len(self._changed) > _FORGET_AT:
+            self._changed.clear()
+            self.moved.clear()
+            self._shapes.clear()
+
+    def see(self, slot: Slot) -> None:
+        """A slot is in another state."""
+        host = self._by_name[slot.host]
+        host.see(host.bits()[slot.key], slot, slot.key in self.holder)
+        self._free_again(host)
+
+    def look(self, view: HostView) -> bool:
+        """A host is in another state; False where that changes what may fit on it at all."""
+        host = self._by_name[view.name]
+        if replace(host.view, link=view.link, mode=view.mode, reason=view.reason) != view:
+            return False
+        host.look(view)
+        self._free_again(host)
+        return True
+
+    def hold(self, lease: Holding, *, cleaning: bool) -> None:
+        """A lease is there, or its slots are being cleaned."""
+        self._take(lease, self.until_of(lease, cleaning=cleaning))
+        for host, mask in self._book(lease):
+            host.free &= ~mask
+            host.occupied &= ~mask
+            host.sick &= ~mask
+            host.held |= mask
+            self._touch(host)
+        self._obstacles.clear()
+        self._earliest.clear()
+
+    def let_go(self, lease: Holding) -> None:
+        """A lease is over and its slots are clean."""
+        del self.until_ms[lease.id]
+        holder = self._holders.pop(lease.id)
+        for key in lease.slots:
+            if self.holder.get(key) is holder:
+                del self.holder[key]
+        for host, mask in self._places.pop(lease.id):
+            host.leave(lease.id)
+            for bit, slot in host.keys(mask):
+                host.see(bit, slot, slot.key in self.holder)
+            self._free_again(host)
+
+    def set_until(self, lease: Holding, until_ms: int | None) -> None:
+        """A lease's slots come free at another time than was known, or nobody knows when."""
+        if self.until_ms[lease.id] == until_ms:
+            return
+        self._take(lease, until_ms)
+        for host, _ in self._places[lease.id]:
+            for tenant in host.tenants:
+                if tenant.id == lease.id:
+                    tenant.until_ms = until_ms
+            host.ends += 1
+            self.moved.append(host)
+        self._earliest.clear()
+
+    def _free_again(self, host: Host) -> None:
+        self._touch(host)
+        self.freed += 1
+        self._ladder = -1
+        self._obstacles.clear()
+        self._earliest.clear()
+
+    def undo(self) -> None:
+        """Take back what was granted and claimed: a pass leaves the fleet as it found it."""
+        for host in self.claimed:
+            host.claims.clear()
+            host.version += 1
+            self._changed.append(host)
+        self.claimed.clear()
+        for ask_id, where in reversed(self._granted):
+            for host, mask in where:
+                host.leave(ask_id)
+                host.held &= ~mask
+                host.free |= mask
+                for _, slot in host.keys(mask):
+                    del self.holder[slot.key]
+                self._touch(host)
+        self._granted.clear()
+        self._obstacles.clear()
+        self._earliest.clear()
 
     def _present(self) -> int:
         """The obstacles that exist on some host; the others need not be tried."""
@@ -94,6 +198,8 @@ class Fleet:
 
     def _steps(self, needs: Needs) -> list[int]:
         """The rungs of the ladder that can make a difference for these needs."""
+        if self._ladder < 0:
+            self._ladder = self._present()
         present = self._ladder
         if not needs.cpus:
             present &= ~HOST_CPU
@@ -221,8 +327,7 @@ class Fleet:
         for host, mask in where:
             host.free &= ~mask
             host.held |= mask
-            host.version += 1
-            self._changed.append(host)
+            self._touch(host)
             host.book(Tenant(ask.id, ends_ms, mask, needs.cpus, needs.memory_mib, needs.disk_mib, needs.exclusive_host))
             for claim in host.claims:
                 if claim.at_ms < ends_ms:
@@ -233,9 +338,22 @@ class Fleet:
             for _, slot in host.keys(mask):
                 keys.append(slot.key)
                 self.holder[slot.key] = holder
+        self._granted.append((ask.id, where))
         self._obstacles.clear()
         self._earliest.clear()
         return tuple(keys)
+
+    def _touch(self, host: Host) -> None:
+        """What is free on a host, or when it will be, is another thing now."""
+        host.version += 1
+        host.ends += 1
+        self._changed.append(host)
+        self.moved.append(host)
+
+    def seats_moved(self, shape: Shape) -> list[Seat]:
+        """The seats of `shape` on hosts that changed (claims apart) since it was last looked at for a booking."""
+        names = dict.fromkeys(host.name for host in self.moved[shape.moved_seen :])
+        return [seat for name in names if (seat := shape.seat_on.get(name)) is not None]
 
     def ends_ms(self, ask: Ask) -> int:
         """When `ask` would have left its slots at the latest if it started now."""

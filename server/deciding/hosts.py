@@ -42,7 +42,7 @@ class Holder:
     until_ms: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Tenant:
     """A lease on one host: what comes free there when it ends, and when that is at the latest (None: nobody knows)."""
 
@@ -91,10 +91,11 @@ class Host:
 
     __slots__ = (
         "_bits",
+        "alone",
         "claims",
         "cpus_left",
         "disk_left",
-        "exclusive",
+        "ends",
         "free",
         "gate",
         "held",
@@ -114,36 +115,54 @@ class Host:
     def __init__(self, view: HostView, slots: list[Slot], taken: dict[SlotKey, Holder]) -> None:
         self.view = view
         self.version = 0  # rises with every change
+        self.ends = 0  # rises with every change but claims: of what `booking` looks at
         self.name = view.name
         self.slots = slots
-        self.gate = _MODE.get(view.mode, POLICY) | (0 if view.link == "up" else DOWN)
+        self.gate = _gate(view)
         self.free = self.held = self.occupied = self.sick = 0
         self.mig = 0  # parts of cards that the driver divides
         self.cpus_left = view.cpus
         self.memory_left = view.memory_mib
         self.disk_left = view.disk_mib
         self.holders = 0
-        self.exclusive = False
+        self.alone = 0  # leases that want the host for themselves
         self._bits: dict[SlotKey, int] = {}
         self.tenants: list[Tenant] = []
         self.claims: list[Claim] = []
         self.kinds: dict[Kind, int] = {}
         bit = 1
         for slot in slots:
-            state = slot.state
             if slot.mig:
                 self.mig |= bit
-            if (slot.host, slot.uuid, slot.share) in taken or state == "held" or state == "cleaning":
-                self.held |= bit
-            elif state == "free":
-                self.free |= bit
-            elif state == "occupied" or state == "unverified":
-                self.occupied |= bit
-            else:
-                self.sick |= bit
+            self._see(bit, slot, (slot.host, slot.uuid, slot.share) in taken)
             kind = (slot.pool, slot.kind, slot.shares, slot.model, slot.memory_mib, slot.capability)
             self.kinds[kind] = self.kinds.get(kind, 0) | bit
             bit <<= 1
+
+    def _see(self, bit: int, slot: Slot, taken: bool) -> None:
+        state = slot.state
+        if taken or state == "held" or state == "cleaning":
+            self.held |= bit
+        elif state == "free":
+            self.free |= bit
+        elif state == "occupied" or state == "unverified":
+            self.occupied |= bit
+        else:
+            self.sick |= bit
+
+    def see(self, bit: int, slot: Slot, taken: bool) -> None:
+        """A slot that the host has already is in another state, or is `taken` by a lease or no longer."""
+        self.slots[bit.bit_length() - 1] = slot
+        self.free &= ~bit
+        self.held &= ~bit
+        self.occupied &= ~bit
+        self.sick &= ~bit
+        self._see(bit, slot, taken)
+
+    def look(self, view: HostView) -> None:
+        """The host itself is in another state; what its cards and labels allow is as it was."""
+        self.view = view
+        self.gate = _gate(view)
 
     def book(self, tenant: Tenant) -> None:
         """Take a lease's share of the host, once for each host of the lease. Its slots are counted elsewhere."""
@@ -152,7 +171,17 @@ class Host:
         self.memory_left -= tenant.memory_mib
         self.disk_left -= tenant.disk_mib
         self.holders += 1
-        self.exclusive = self.exclusive or tenant.exclusive
+        self.alone += tenant.exclusive
+
+    def leave(self, lease_id: str) -> None:
+        """Give back what `book` took."""
+        number = next(n for n, tenant in enumerate(self.tenants) if tenant.id == lease_id)
+        tenant = self.tenants.pop(number)
+        self.cpus_left += tenant.cpus
+        self.memory_left += tenant.memory_mib
+        self.disk_left += tenant.disk_mib
+        self.holders -= 1
+        self.alone -= tenant.exclusive
 
     @property
     def room_for(self) -> int:
@@ -161,12 +190,17 @@ class Host:
 
     def mask_of(self, keys: Iterable[SlotKey]) -> int:
         """The bits of these slots; one that the host has no more is left out."""
-        if not self._bits:
-            self._bits = {slot.key: 1 << number for number, slot in enumerate(self.slots)}
+        bits = self.bits()
         mask = 0
         for key in keys:
-            mask |= self._bits.get(key, 0)
+            mask |= bits.get(key, 0)
         return mask
+
+    def bits(self) -> dict[SlotKey, int]:
+        """The bit of each slot."""
+        if not self._bits:
+            self._bits = {slot.key: 1 << number for number, slot in enumerate(self.slots)}
+        return self._bits
 
     def keys(self, mask: int) -> Iterator[tuple[int, Slot]]:
         """The slots of a mask with their bits, in order."""
@@ -190,7 +224,7 @@ class Host:
             return True
         if self.room_for <= 0 and not ignored & LIMIT:
             return True
-        if not ignored & BUSY and (self.exclusive or (needs.exclusive_host and self.holders > 0)):
+        if not ignored & BUSY and (self.alone or (needs.exclusive_host and self.holders > 0)):
             return True
         return not ignored & BEHIND and any(c.at_ms < ends_ms and c.keeps_out(needs) for c in self.claims)
 
@@ -212,3 +246,7 @@ class Host:
     def gap(self, ends_ms: int) -> bool:
         """Whether an ask that is over by `ends_ms` may use what is claimed here: the best place for one."""
         return any(claim.at_ms >= ends_ms for claim in self.claims)
+
+
+def _gate(view: HostView) -> int:
+    return _MODE.get(view.mode, POLICY) | (0 if view.link == "up" else DOWN)

@@ -27,14 +27,17 @@ class Shape:
         "heap",
         "high",
         "low",
+        "moved_seen",
         "needs",
         "nodes",
         "number",
         "pool",
+        "rooms",
         "seat_on",
         "seats",
         "seen",
         "share_units",
+        "soonest",
     )
 
     def __init__(self, number: int, pool: str, needs: Needs, hosts: list[Host]) -> None:
@@ -53,6 +56,9 @@ class Shape:
         self.seat_on = {seat.host.name: seat for seat in seats}
         self.heap: list[tuple[int, int, str, int]] | None = None  # of `Fleet._best`
         self.seen = 0
+        self.rooms: dict[str, tuple[int, int, int, int, int, int] | None] = {}  # these three of `booking`
+        self.soonest: list[tuple[int, int, str, int]] = []
+        self.moved_seen = -1
         self.share_units = min(
             (slot.units for seat in seats for _, slot in seat.host.keys(seat.shares)),
             default=0,

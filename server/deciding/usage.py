@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, SlotKey, World
+from cotenant.server.deciding.world import UNITS_PER_CARD, Ask, Holding, SlotKey, Spent, World
 
 
 @dataclass(frozen=True)
@@ -48,42 +48,45 @@ class Use:
         self.day_caller: defaultdict[str, int] = defaultdict(int)
         self.day_caller_in: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.day_pool: defaultdict[str, int] = defaultdict(int)
-        for spent in world.spent:
-            self.day_owner[spent.owner] += spent.day_ms
-            self.day_owner_in[spent.owner, spent.pool] += spent.day_ms
-            self.day_caller[spent.agent] += spent.day_ms
-            self.day_caller_in[spent.agent, spent.pool] += spent.day_ms
-            self.day_pool[spent.pool] += spent.day_ms
+        self.spend(world.spent)
         for lease in world.holdings:
-            self._count(lease.owner, lease.agent, lease.human, lease.pool, self.units_of(lease.slots))
-            self._count_job(lease.owner, lease.agent, lease.pool)
+            self.count(lease, self.units_of(lease.slots), 1)
         for lease in world.cleaning:  # its cards are not free yet, but it is no lease any more
-            self._count(lease.owner, lease.agent, lease.human, lease.pool, self.units_of(lease.slots))
+            self.count(lease, self.units_of(lease.slots), 1, job=False)
+
+    def spend(self, spent: tuple[Spent, ...]) -> None:
+        """Take these sums of past use in place of those there were."""
+        for sums in (self.day_owner, self.day_owner_in, self.day_caller, self.day_caller_in, self.day_pool):
+            sums.clear()
+        for one in spent:
+            self.day_owner[one.owner] += one.day_ms
+            self.day_owner_in[one.owner, one.pool] += one.day_ms
+            self.day_caller[one.agent] += one.day_ms
+            self.day_caller_in[one.agent, one.pool] += one.day_ms
+            self.day_pool[one.pool] += one.day_ms
 
     def units_of(self, slots: tuple[SlotKey, ...]) -> int:
         """Units that these slots count. A card that is in no inventory any more counts whole until it is given back."""
         return sum(self.units.get(key, 0 if key[1] == "cpu" else UNITS_PER_CARD) for key in slots)
 
-    def start(self, ask: Ask, units: int) -> None:
-        """Count an ask that starts in this pass."""
-        self._count(ask.owner, ask.agent, ask.human, ask.pool, units)
-        self._count_job(ask.owner, ask.agent, ask.pool)
-
-    def _count(self, owner: str, agent: str, human: bool, pool: str, units: int) -> None:
-        self.all[pool] += units
-        if not human:
-            self.agents[pool] += units
-        self.owner[owner] += units
-        self.caller[agent] += units
-        self.owner_in[owner, pool] += units
-        self.caller_in[agent, pool] += units
-
-    def _count_job(self, owner: str, agent: str, pool: str) -> None:
-        self.jobs[owner] += 1
-        self.jobs_in[pool] += 1
-        self.caller_jobs[agent] += 1
-        self.owner_jobs_in[owner, pool] += 1
-        self.caller_jobs_in[agent, pool] += 1
+    def count(self, who: Ask | Holding, units: int, sign: int, *, job: bool = True) -> None:
+        """Count what `who` holds, or with sign -1 no longer; `job`: as one of the leases at once too."""
+        owner, agent, pool = who.owner, who.agent, who.pool
+        if units:
+            units *= sign
+            self.all[pool] += units
+            if not who.human:
+                self.agents[pool] += units
+            self.owner[owner] += units
+            self.caller[agent] += units
+            self.owner_in[owner, pool] += units
+            self.caller_in[agent, pool] += units
+        if job:
+            self.jobs[owner] += sign
+            self.jobs_in[pool] += sign
+            self.caller_jobs[agent] += sign
+            self.owner_jobs_in[owner, pool] += sign
+            self.caller_jobs_in[agent, pool] += sign
 
 
 def usage(world: World, pool: str) -> PoolUse:

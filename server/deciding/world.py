@@ -225,6 +225,10 @@ class Ask:
     array: str = ""  # the array that it is an element of, or that it is
     array_room: int | None = None  # elements of that array that may still start beside those that run; None = any
 
+    def startable(self, now_ms: int) -> bool:
+        """Whether nothing of its own keeps it: no hold, no other job, no time that has not come."""
+        return not (self.held or self.after or self.not_before_ms > now_ms)
+
 
 @dataclass(frozen=True)
 class Holding:

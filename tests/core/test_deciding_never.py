@@ -14,6 +14,7 @@ from cotenant.server.deciding.blockers import blockers, could_ever, room_now, wo
 from cotenant.server.deciding.caps import UNLIMITED
 from cotenant.server.deciding.decide import Pass, decide
 from cotenant.server.deciding.fit import Fleet
+from cotenant.server.deciding.mirror import Mirror
 from cotenant.server.deciding.order import in_order
 from cotenant.server.deciding.usage import usage
 from cotenant.server.deciding.world import (
@@ -502,7 +503,7 @@ def test_room_is_what_can_be_taken_card_by_card(world: World) -> None:
 @look
 @given(worlds())
 def test_equal_asks_that_share_an_answer_would_get_the_same_one_by_one(world: World) -> None:
-    one_by_one = Pass(world, NOW, POLICY)
+    one_by_one = Pass(Mirror(world, NOW, POLICY))
     expected = {ask.id: keys for ask in in_order(world, NOW) if (keys := one_by_one.answer(ask)[0])}
     assert {start.ask_id: start.slots for start in starts(decide(world, NOW, POLICY))} == expected
 

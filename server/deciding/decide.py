@@ -53,7 +53,7 @@ def equal_key(ask: Ask) -> tuple[object, ...]:
     return (*_GROUP(ask), *_EQUAL(ask))
 
 
-_OWN = ("quota_owner", "quota_agent")
+OWN = ("quota_owner", "quota_agent")
 
 
 class Look:
@@ -100,7 +100,7 @@ class Look:
         self.closed = closed  # its queue starts nothing, or its jobs at once or GPU-hours are used up
         self.where: list[tuple[Host, int]] | None = None
         #: It waits for something of its own, and so keeps nothing from those behind it.
-        self.own = closed or array_full or wanted > kept or any(limit.code in _OWN for limit in reached)
+        self.own = closed or array_full or wanted > kept or any(limit.code in OWN for limit in reached)
 
 
 class Pass:
@@ -307,7 +307,7 @@ def decide(world: World, now_ms: int, policy: Policy) -> Decided:
     ends give them; those behind it start beside them, or on them if they are over by then (backfill). Without backfill a
     pool is strict: an ask that waits for cards in use keeps those behind it off every slot it could use.
     """
-    due_ms, ends = next_due_ms(world, now_ms), expired(world, now_ms)
+    due_ms, ends = next_due_ms(world, now_ms), expired(world.holdings, now_ms)
     late = sorted(
         (a for a in world.asks if a.not_after_ms is not None and a.not_after_ms <= now_ms), key=lambda a: a.id
     )

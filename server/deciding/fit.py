@@ -60,6 +60,7 @@ class Fleet:
         for lease in (*world.holdings, *world.cleaning):
             self._book(lease)
         self._ladder = -1
+        self.generation = 0  # rises when all shapes are forgotten
         self.freed = 0  # rises whenever something may fit that did not before
         self._granted: list[tuple[str, list[tuple[Host, int]]]] = []  # in this pass: (ask, slots)
         self._changed: list[Host] = []  # hosts in the order of their changes
@@ -99,7 +100,8 @@ class Fleet:
     def set_now(self, now_ms: int) -> None:
         """Go on to this time."""
         self._now_ms = now_ms
-        if len(self._changed) > _FORGET_AT:
+        if len(self._changed) > _FORGET_AT or len(self._shapes) > _FORGET_AT:
+            self.generation += 1
             self._changed.clear()
             self.moved.clear()
             self._shapes.clear()
@@ -171,6 +173,7 @@ class Fleet:
             host.version += 1
             self._changed.append(host)
         self.claimed.clear()
+        self.freed += bool(self._granted)
         for ask_id, where in reversed(self._granted):
             for host, mask in where:
                 host.leave(ask_id)
@@ -237,6 +240,15 @@ class Fleet:
                 return found
         return self._find_share(shape, room, ignored, ends_ms) if shape.share_units else None
 
+    def possible(self, shape: Shape) -> bool:
+        """Whether this shape fits if what is kept for others, caps and the queue are left out."""
+        if shape.none_at == self.freed:
+            return False
+        if self.find(shape, ends_ms=0) is None:
+            shape.none_at = self.freed
+            return False
+        return True
+
     def _best(self, shape: Shape, ends_ms: int) -> list[tuple[Host, int]] | None:
         """The same as `_scan` for a fixed number of cards on one host, without looking at every host each time.
 
@@ -262,6 +274,9 @@ class Fleet:
                 seat = shape.seat_on.get(host.name)
                 if seat is not None and (entry := _entry(shape, seat)) is not None:
                     heappush(shape.heap, entry)
+            if len(shape.heap) > 64 + 4 * len(shape.seats):
+                shape.heap = [entry for entry in set(shape.heap) if shape.seat_on[entry[2]].host.version == entry[3]]
+                heapify(shape.heap)
         shape.seen = len(self._changed)
         while shape.heap:
             prefer, _, name, version_then = shape.heap[0]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cotenant.server.deciding import reserved, windows
 from cotenant.server.deciding.caps import HOUR_MS
-from cotenant.server.deciding.world import Expire, Holding, Policy, World
+from cotenant.server.deciding.world import Expire, Holding, Policy, PoolRules, Reservation, World
 
 
-def expired(world: World, now_ms: int) -> list[Expire]:
-    """The direct leases that end now, by id.
+def expired(holdings: Iterable[Holding], now_ms: int) -> list[Expire]:
+    """The direct leases among `holdings` that end now, by id.
 
     A claim that was granted and not picked up has no ttl yet: its time starts with the first heartbeat. Job leases
     never end here: their time limit is kept by the shim on the host. The slots stay taken until the host has
     reported them clean, so nothing of an expired lease is free in the same pass.
     """
     found: list[Expire] = []
-    for lease in world.holdings:
+    for lease in holdings:
         if lease.kind != "direct":
             continue
         if lease.hard_end_ms <= now_ms:
@@ -34,11 +36,7 @@ def next_due_ms(world: World, now_ms: int) -> int | None:
     A direct lease ends; an ask may start again, is given up, or has waited so long that it goes first; a pool's window
     opens or closes; an advance reservation begins, frees itself or ends.
     """
-    due: list[int] = []
-    for lease in world.holdings:
-        if lease.kind == "direct":
-            soft = lease.expires_ms if lease.pickup_ms is None else lease.pickup_ms
-            due.append(lease.hard_end_ms if soft is None else min(soft, lease.hard_end_ms))
+    due = direct_ends(world.holdings)
     pools = {pool.name: pool for pool in world.pools}
     for ask in world.asks:
         due.append(ask.not_before_ms)
@@ -46,12 +44,27 @@ def next_due_ms(world: World, now_ms: int) -> int | None:
             due.append(ask.not_after_ms)
         if (pool := pools.get(ask.pool)) is not None:
             due.append(ask.queued_at_ms + pool.starve_h * HOUR_MS)
-    for pool in world.pools if world.asks else ():
-        if (at := windows.next_change_ms(pool, now_ms)) is not None:
-            due.append(at)
-    if world.asks and (at := reserved.next_change_ms(world.reservations, now_ms)) is not None:
-        due.append(at)
+    if world.asks:
+        due += rule_changes(world.pools, world.reservations, now_ms)
     return min((at for at in due if at > now_ms), default=None)
+
+
+def direct_ends(holdings: Iterable[Holding]) -> list[int]:
+    """When each direct lease ends if nobody renews it or picks it up."""
+    due: list[int] = []
+    for lease in holdings:
+        if lease.kind == "direct":
+            soft = lease.expires_ms if lease.pickup_ms is None else lease.pickup_ms
+            due.append(lease.hard_end_ms if soft is None else min(soft, lease.hard_end_ms))
+    return due
+
+
+def rule_changes(pools: Iterable[PoolRules], reservations: Iterable[Reservation], now_ms: int) -> list[int]:
+    """The next change of each pool's window, and of the advance reservations."""
+    due = [at for pool in pools if (at := windows.next_change_ms(pool, now_ms)) is not None]
+    if (at := reserved.next_change_ms(reservations, now_ms)) is not None:
+        due.append(at)
+    return due
 
 
 def known_end_ms(lease: Holding, policy: Policy) -> int | None:

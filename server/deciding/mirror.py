@@ -13,11 +13,9 @@ from cotenant.server.deciding import caps, reserved
 from cotenant.server.deciding.fit import Fleet
 from cotenant.server.deciding.usage import Use
 from cotenant.server.deciding.world import (
-    AgentRules,
     Ask,
     Holding,
     HostView,
-    OwnerRules,
     Policy,
     PoolRules,
     Reservation,
@@ -95,8 +93,14 @@ class Mirror:
             self._overdue = []
             for lease in self.living.values():
                 self._watch(lease)
+        back = now_ms < self.now_ms
         self.now_ms = now_ms
         self.fleet.set_now(now_ms)
+        if back:  # a clock that was set back: ends that had passed are still to come
+            for lease in self.living.values():
+                self._forget_end(lease)
+                self.fleet.set_until(lease, self.fleet.until_of(lease, cleaning=False))
+                self._note_end(lease)
         while self._overdue and self._overdue[0][0] <= now_ms:
             end, lease_id = heappop(self._overdue)
             holding = self.living.get(lease_id)
@@ -122,11 +126,7 @@ class Mirror:
         self.use.count(lease, units, 1, job=not cleaning)
         if cleaning:
             return
-        until = self.fleet.until_ms[lease.id]
-        if until is not None:
-            if lease.pool in self._ends:
-                insort(self._ends[lease.pool], (until, units, lease.human))
-            self._watch(lease)
+        self._note_end(lease)
 
     def let_go(self, lease_id: str) -> None:
         """A lease is over and its slots are clean, or it changed and is held anew."""
@@ -149,12 +149,13 @@ class Mirror:
         if self._overdue is not None and until is not None:
             heappush(self._overdue, (until, lease.id))
 
+    def _note_end(self, lease: Holding) -> None:
+        ends, until = self._ends.get(lease.pool), self.fleet.until_ms[lease.id]
+        if ends is not None and until is not None:
+            insort(ends, (until, self.use.units_of(lease.slots), lease.human))
+        self._watch(lease)
+
     def _forget_end(self, lease: Holding) -> None:
         ends, until = self._ends.get(lease.pool), self.fleet.until_ms[lease.id]
         if ends is not None and until is not None:
             del ends[bisect_left(ends, (until, self.use.units_of(lease.slots), lease.human))]
-
-
-def rules_of(world: World) -> tuple[tuple[PoolRules, ...], tuple[OwnerRules, ...], tuple[AgentRules, ...]]:
-    """What caps are made from: where it changes, they are made anew."""
-    return world.pools, world.owners, world.agents

@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 from cotenant.server.deciding.caps import HOUR_MS
 from cotenant.server.deciding.hosts import NO_LIMIT
-from cotenant.server.deciding.world import Ask, PoolRules, World
+from cotenant.server.deciding.world import Ask, PoolRules, Spent, World
 
 Key: TypeAlias = tuple[int, int, int, str]
 """(rank, place within the rank by the pool's order, time of submit, id): the lowest comes first."""
 
 CRITICAL = 30
-_STARVING = 2 * CRITICAL - 1  # the rank just below critical work
+STARVING = 2 * CRITICAL - 1  # the rank just below critical work
 
 
 def rank(ask: Ask, rules: PoolRules | None, now_ms: int) -> int:
@@ -23,7 +23,7 @@ def rank(ask: Ask, rules: PoolRules | None, now_ms: int) -> int:
     that what it waits for is kept for it. Where its own caps hold it back it is passed as ever.
     """
     if rules is not None and ask.priority < CRITICAL and ask.queued_at_ms + rules.starve_h * HOUR_MS <= now_ms:
-        return _STARVING
+        return STARVING
     return 2 * ask.priority + ask.resumed
 
 
@@ -33,19 +33,25 @@ class Order:
     def __init__(self, world: World, now_ms: int) -> None:
         self._pools = {pool.name: pool for pool in world.pools}
         self._now_ms = now_ms
-        self._past: dict[tuple[str, str], int] = {}  # (pool, owner) -> decayed use
-        for spent in world.spent:
-            of = (spent.pool, spent.owner)
-            self._past[of] = self._past.get(of, 0) + spent.decayed_ms
+        self._past = past_use(world.spent)
 
     def key(self, ask: Ask) -> Key:
         """The place of `ask`."""
         rules = self._pools.get(ask.pool)
         first = rank(ask, rules, self._now_ms)
-        if rules is None or rules.order == "fifo" or first == _STARVING:
+        if rules is None or rules.order == "fifo" or first == STARVING:
             return (-first, 0, ask.queued_at_ms, ask.id)
         by = fairshare(ask, self._past) if rules.order == "fairshare" else shortest(ask)
         return (-first, by, ask.queued_at_ms, ask.id)
+
+
+def past_use(spent: Iterable[Spent]) -> dict[tuple[str, str], int]:
+    """(pool, owner) -> card-milliseconds used, older ones weighing less."""
+    found: dict[tuple[str, str], int] = {}
+    for one in spent:
+        of = (one.pool, one.owner)
+        found[of] = found.get(of, 0) + one.decayed_ms
+    return found
 
 
 def fairshare(ask: Ask, past: Mapping[tuple[str, str], int]) -> int:

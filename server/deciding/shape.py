@@ -30,6 +30,7 @@ class Shape:
         "moved_seen",
         "needs",
         "nodes",
+        "none_at",
         "number",
         "pool",
         "rooms",
@@ -59,6 +60,7 @@ class Shape:
         self.rooms: dict[str, tuple[int, int, int, int, int, int] | None] = {}  # these three of `booking`
         self.soonest: list[tuple[int, int, str, int]] = []
         self.moved_seen = -1
+        self.none_at = -1  # of `Fleet.possible`
         self.share_units = min(
             (slot.units for seat in seats for _, slot in seat.host.keys(seat.shares)),
             default=0,

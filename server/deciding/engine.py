@@ -1,0 +1,228 @@
+"""Deciding from one event to the next: what `decide` decides, without looking at everything each time.
+
+An engine keeps the world (`Mirror`) and the queue (`Lanes`), is told what changed, and gives the same decisions as `decide`
+on the same world, but for the waits: why somebody waits is worked out by `decide` when somebody wants to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import compress, count
+from operator import is_not
+
+from cotenant.server.deciding import reasons
+from cotenant.server.deciding.decide import OWN, Pass, decide
+from cotenant.server.deciding.lanes import Lane, Lanes, global_key
+from cotenant.server.deciding.leases import direct_ends, expired, rule_changes
+from cotenant.server.deciding.mirror import Mirror
+from cotenant.server.deciding.order import Key, past_use
+from cotenant.server.deciding.world import (
+    Ask,
+    Decided,
+    GiveUp,
+    Holding,
+    Policy,
+    Slot,
+    Start,
+    World,
+)
+
+
+class Engine:
+    """Keeps a world and decides on it. `world` is what `turn` hands to `decide` where it does not know better."""
+
+    def __init__(self, world: World, now_ms: int, policy: Policy) -> None:
+        self._policy = policy
+        self._build(world, now_ms)
+        self.lanes = Lanes(self._mirror.pools, now_ms)
+        for ask in world.asks:
+            self.put(ask)
+
+    def _build(self, world: World, now_ms: int) -> None:
+        self._world = world
+        self._mirror = Mirror(world, now_ms, self._policy)
+        self._direct = {lease.id: lease for lease in world.holdings if lease.kind == "direct"}
+        self._spend(world)
+        self._generation = -1  # of the fleet that the lanes' shapes are of
+        self._number: dict[tuple[str, str, int], int] = {}
+
+    def _spend(self, world: World) -> None:
+        self._past = past_use(world.spent)
+        self._fair = {pool.name for pool in world.pools if pool.order == "fairshare"}
+
+    # ---- what changed -------------------------------------------------------------------------
+
+    def put(self, ask: Ask) -> bool:
+        """Something waits, or waits otherwise than before. Gives whether that can change what the next turn decides."""
+        known = ask.id in self.lanes.asks
+        lane = self.lanes.put(ask)
+        return known or lane is None or self._matters(lane)
+
+    def _matters(self, lane: Lane) -> bool:
+        return True
+
+    def drop(self, ask_id: str) -> None:
+        """It waits no more."""
+        self.lanes.drop(ask_id)
+
+    def hold(self, lease: Holding, *, cleaning: bool = False) -> None:
+        """A lease is there, or is over and its slots are being cleaned."""
+        self._mirror.hold(lease, cleaning=cleaning)
+        if lease.kind == "direct" and not cleaning:
+            self._direct[lease.id] = lease
+
+    def let_go(self, lease_id: str) -> None:
+        """A lease is over and its slots are clean."""
+        self._mirror.let_go(lease_id)
+        self._direct.pop(lease_id, None)
+
+    def sync(self, world: World, now_ms: int) -> None:
+        """Take everything but the asks from `world`. What is the same object as before is taken to be as it was."""
+        was = self._world
+        rules = (world.pools, world.owners, world.agents)
+        if rules != (was.pools, was.owners, was.agents) or not self._see_fleet(was, world):
+            self._build(world, now_ms)
+            self.lanes.set_rules(self._mirror.pools)
+            return
+        mirror = self._mirror
+        for living, now_there in (
+            (mirror.living, world.holdings),
+            (mirror.cleaning, world.cleaning),
+        ):
+            there = set(map(id, now_there))
+            known = set(map(id, living.values()))
+            if there != known:
+                for lease in [lease for lease in living.values() if id(lease) not in there]:
+                    self.let_go(lease.id)
+        for now_there, cleaning in ((world.holdings, False), (world.cleaning, True)):
+            living = mirror.cleaning if cleaning else mirror.living
+            if len(living) != len(now_there):
+                for lease in now_there:
+                    if lease.id not in living:
+                        self.hold(lease, cleaning=cleaning)
+        mirror.reservations = world.reservations
+        if world.spent is not was.spent:
+            mirror.spend(world.spent)
+            self._spend(world)
+        self._world = world
+
+    def _see_fleet(self, was: World, world: World) -> bool:
+        """Take over the states of hosts and slots; False where the fleet is another one."""
+        if len(was.hosts) != len(world.hosts) or len(was.slots) != len(world.slots):
+            return False
+        if world.hosts is not was.hosts:
+            for before, after in zip(was.hosts, world.hosts, strict=True):
+                if before is not after and (before.name != after.name or not self._mirror.look(after)):
+                    return False
+        changed: list[Slot] = []
+        for number in compress(count(), map(is_not, was.slots, world.slots)):
+            before_slot, slot = was.slots[number], world.slots[number]
+            if not _same_slot(before_slot, slot):
+                return False
+            changed.append(slot)
+        for slot in changed:
+            self._mirror.see(slot)
+        return True
+
+    # ---- deciding -----------------------------------------------------------------------------
+
+    def turn(self, now_ms: int, world: Callable[[], World]) -> Decided:
+        """What should change now: as `decide` has it, without `blockers` and without a Wait for those that wait.
+
+        Where preemptions are under way or possible, or somebody may be told that he is idle, it is `decide` on `world()`.
+        """
+        mirror, lanes = self._mirror, self.lanes
+        mirror.advance(now_ms)
+        lanes.advance(now_ms)
+        if self._needs_all():
+            return decide(world(), now_ms, self._policy)
+        ends = expired(self._direct.values(), now_ms)
+        late = lanes.closed(now_ms)
+        given_up = [GiveUp(ask.id, reasons.window_closed(ask)) for ask in late]
+        due = direct_ends(self._direct.values())
+        if (at := lanes.next_ms()) is not None:
+            due.append(at)
+        if len(lanes):
+            due += rule_changes(mirror.pools.values(), mirror.reservations, now_ms)
+        due_ms = min((at for at in due if at > now_ms), default=None)
+        if len(lanes) <= len(late):
+            return Decided((*ends, *given_up), due_ms)
+        state = Pass(mirror)
+        try:
+            starts = self._starts(state, frozenset(ask.id for ask in late))
+        finally:
+            state.undo()
+        return Decided(
+            (*ends, *given_up, *starts), due_ms, bookings=tuple(state.bookings[pool] for pool in sorted(state.bookings))
+        )
+
+    def _needs_all(self) -> bool:
+        world = self._world
+        return (
+            not self._policy.backfill
+            or bool(world.preemptions)
+            or any(pool.preempt != "off" or pool.idle_s for pool in world.pools)
+        )
+
+    def _starts(self, state: Pass, late: frozenset[str]) -> list[Start]:
+        """Those that start, in the order of the queue. Goes through the lanes together, each only as far as it can matter."""
+        fleet = state.fleet
+        if fleet.generation != self._generation:
+            self._generation = fleet.generation
+            for lane in self.lanes:
+                lane.shape = None
+        heap: list[tuple[Key, Lane, int]] = []
+        for lane in self.lanes:
+            if not state.queue(lane.pool):
+                heap.append((self._key(lane, 0), lane, 0))
+        heapify(heap)
+        starts: list[Start] = []
+        while heap:
+            _, lane, place = heappop(heap)
+            ask = lane.asks[place]
+            shape = lane.shape
+            if shape is None:
+                shape = lane.shape = fleet.shape(lane.pool, lane.needs)
+            if lane.pool in state.bookings and not fleet.possible(shape):
+                continue
+            after = place + 1
+            if ask.id not in late:
+                for _ in range(ask.count):
+                    look = state.look(ask, shape)
+                    if look.where is None:
+                        if look.array_full:
+                            pass  # others of the lane are of other arrays
+                        elif look.closed or any(limit.code in OWN for limit in look.reached):
+                            after = -1
+                        else:
+                            state.keep(ask, shape, look)
+                            # what refuses this one refuses those that take as long
+                            shorter = look.wanted > look.kept or not look.reached
+                            after = lane.shorter(after, ask.hours_ms) if shorter else -1
+                        break
+                    starts.append(Start(ask.id, ask.kind, state.start(ask, look)))
+            if 0 <= after < len(lane.asks):
+                heappush(heap, (self._key(lane, after), lane, after))
+        return starts
+
+    def _key(self, lane: Lane, place: int) -> Key:
+        fair = self._past.get((lane.pool, lane.owner), 0) if lane.pool in self._fair else None
+        return global_key(lane.entries[place], fair)
+
+
+def _same_slot(before: Slot, after: Slot) -> bool:
+    """Whether it is the same place with the same card, in whatever state."""
+    return (
+        before.host == after.host
+        and before.uuid == after.uuid
+        and before.share == after.share
+        and before.shares == after.shares
+        and before.index == after.index
+        and before.pool == after.pool
+        and before.kind == after.kind
+        and before.memory_mib == after.memory_mib
+        and before.model == after.model
+        and before.capability == after.capability
+        and before.mig == after.mig
+    )

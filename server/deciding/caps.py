@@ -237,11 +237,16 @@ def spare_at(limits: Limits, wanted: int, ends: Ends, at_ms: int) -> tuple[int |
 
     Below 0 where it is not enough.
     """
-    freed = [(units, human) for until_ms, units, human in ends if until_ms <= at_ms]
+    freed = of_agents = 0
+    for until_ms, units, human in ends:
+        if until_ms > at_ms:
+            break
+        freed += units
+        of_agents += 0 if human else units
     everybody = agents = None
     for limit in limits.cards:
         if limit.code == "quota_pool":
-            everybody = limit.cap - limit.used + sum(units for units, _ in freed) - wanted
+            everybody = limit.cap - limit.used + freed - wanted
         elif limit.code == "reserve":
-            agents = limit.cap - limit.used + sum(units for units, human in freed if not human) - wanted
+            agents = limit.cap - limit.used + of_agents - wanted
     return everybody, agents

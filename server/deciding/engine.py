@@ -42,10 +42,12 @@ class Engine:
     def _build(self, world: World, now_ms: int) -> None:
         self._world = world
         self._mirror = Mirror(world, now_ms, self._policy)
+        #: Every lease by its identity: one that is another object has changed.
+        self._known = {id(lease): lease for lease in (*world.holdings, *world.cleaning)}
         self._direct = {lease.id: lease for lease in world.holdings if lease.kind == "direct"}
         self._spend(world)
         self._generation = -1  # of the fleet that the lanes' shapes are of
-        self._number: dict[tuple[str, str, int], int] = {}
+        self._needs_all = any(pool.preempt != "off" or pool.idle_s for pool in world.pools)
 
     def _spend(self, world: World) -> None:
         self._past = past_use(world.spent)
@@ -69,12 +71,14 @@ class Engine:
     def hold(self, lease: Holding, *, cleaning: bool = False) -> None:
         """A lease is there, or is over and its slots are being cleaned."""
         self._mirror.hold(lease, cleaning=cleaning)
+        self._known[id(lease)] = lease
         if lease.kind == "direct" and not cleaning:
             self._direct[lease.id] = lease
 
     def let_go(self, lease_id: str) -> None:
         """A lease is over and its slots are clean."""
-        self._mirror.let_go(lease_id)
+        lease = self._mirror.let_go(lease_id)
+        del self._known[id(lease)]
         self._direct.pop(lease_id, None)
 
     def sync(self, world: World, now_ms: int) -> None:
@@ -86,21 +90,14 @@ class Engine:
             self.lanes.set_rules(self._mirror.pools)
             return
         mirror = self._mirror
-        for living, now_there in (
-            (mirror.living, world.holdings),
-            (mirror.cleaning, world.cleaning),
-        ):
-            there = set(map(id, now_there))
-            known = set(map(id, living.values()))
-            if there != known:
-                for lease in [lease for lease in living.values() if id(lease) not in there]:
-                    self.let_go(lease.id)
-        for now_there, cleaning in ((world.holdings, False), (world.cleaning, True)):
-            living = mirror.cleaning if cleaning else mirror.living
-            if len(living) != len(now_there):
-                for lease in now_there:
-                    if lease.id not in living:
-                        self.hold(lease, cleaning=cleaning)
+        there = set(map(id, world.holdings))
+        there.update(map(id, world.cleaning))
+        if there != self._known.keys():
+            for identity in [identity for identity in self._known if identity not in there]:
+                self.let_go(self._known[identity].id)
+            for leases, cleaning in ((world.holdings, False), (world.cleaning, True)):
+                for lease in [lease for lease in leases if id(lease) not in self._known]:
+                    self.hold(lease, cleaning=cleaning)
         mirror.reservations = world.reservations
         if world.spent is not was.spent:
             mirror.spend(world.spent)
@@ -135,7 +132,7 @@ class Engine:
         mirror, lanes = self._mirror, self.lanes
         mirror.advance(now_ms)
         lanes.advance(now_ms)
-        if self._needs_all():
+        if self._needs_all or self._world.preemptions or not self._policy.backfill:
             return decide(world(), now_ms, self._policy)
         ends = expired(self._direct.values(), now_ms)
         late = lanes.closed(now_ms)
@@ -155,14 +152,6 @@ class Engine:
             state.undo()
         return Decided(
             (*ends, *given_up, *starts), due_ms, bookings=tuple(state.bookings[pool] for pool in sorted(state.bookings))
-        )
-
-    def _needs_all(self) -> bool:
-        world = self._world
-        return (
-            not self._policy.backfill
-            or bool(world.preemptions)
-            or any(pool.preempt != "off" or pool.idle_s for pool in world.pools)
         )
 
     def _starts(self, state: Pass, late: frozenset[str]) -> list[Start]:

@@ -270,7 +270,7 @@ class Fleet:
             shape.heap = [entry for seat in shape.seats if (entry := _entry(shape, seat)) is not None]
             heapify(shape.heap)
         else:
-            for host in self._changed[shape.seen :]:
+            for host in dict.fromkeys(self._changed[shape.seen :]):
                 seat = shape.seat_on.get(host.name)
                 if seat is not None and (entry := _entry(shape, seat)) is not None:
                     heappush(shape.heap, entry)

@@ -128,8 +128,8 @@ class Mirror:
             return
         self._note_end(lease)
 
-    def let_go(self, lease_id: str) -> None:
-        """A lease is over and its slots are clean, or it changed and is held anew."""
+    def let_go(self, lease_id: str) -> Holding:
+        """A lease is over and its slots are clean, or it changed and is held anew. Gives what it was."""
         holding = self.living.get(lease_id)
         cleaning = holding is None
         if holding is None:
@@ -139,6 +139,7 @@ class Mirror:
             del self.living[lease_id]
         self.use.count(holding, self.use.units_of(holding.slots), -1, job=not cleaning)
         self.fleet.let_go(holding)
+        return holding
 
     def spend(self, spent: tuple[Spent, ...]) -> None:
         """The sums of past use are others."""

@@ -146,7 +146,7 @@ class Pass:
         """What stands between `ask` (of an array: its next element) and a start, and its slots where nothing does."""
         limits = self.mirror.limits(ask)
         wanted, cpu = shape.least_units, shape.cpu
-        ends_ms = self.fleet.ends_ms(ask)
+        ends_ms = self.fleet.ends_ms(ask.hours_ms)
         reached = () if cpu else limits.reached(wanted)
         room = caps.UNLIMITED if cpu or reached else limits.room()
         line = self._lines[ask.pool]
@@ -168,6 +168,11 @@ class Pass:
         if not (look.own or reached or wanted > beside or not ask.startable(self.now_ms)):
             look.where = self.fleet.find(shape, min(room, beside, kept), 0, ends_ms)
         return look
+
+    def latest_ms(self, human: bool, shape: Shape, pool: str) -> int:
+        """Until when an ask of this shape may stay that starts now, for what is kept for others; 0 = it cannot start."""
+        latest = self.fleet.latest_ms(shape)
+        return min(latest, self._lines[pool].latest_ms(human, shape.least_units)) if latest else 0
 
     def answer(self, ask: Ask) -> tuple[tuple[SlotKey, ...], tuple[Blocker, ...]]:
         """The slots that `ask` (of an array: its next element) gets, or why it waits; one of the two is empty.

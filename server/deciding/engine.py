@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import compress, count
-from operator import is_not
+from operator import is_not, itemgetter
 
 from cotenant.server.deciding import reasons
 from cotenant.server.deciding.decide import OWN, Pass, decide
-from cotenant.server.deciding.lanes import Lane, Lanes, global_key
+from cotenant.server.deciding.lanes import Entry, Lane, Lanes
 from cotenant.server.deciding.leases import direct_ends, expired, rule_changes
 from cotenant.server.deciding.mirror import Mirror
-from cotenant.server.deciding.order import Key, past_use
+from cotenant.server.deciding.order import STARVING, Key, past_use
+from cotenant.server.deciding.shape import Shape
 from cotenant.server.deciding.world import (
     Ask,
     Decided,
@@ -24,6 +25,7 @@ from cotenant.server.deciding.world import (
     Holding,
     Policy,
     Slot,
+    Spent,
     Start,
     World,
 )
@@ -45,13 +47,13 @@ class Engine:
         #: Every lease by its identity: one that is another object has changed.
         self._known = {id(lease): lease for lease in (*world.holdings, *world.cleaning)}
         self._direct = {lease.id: lease for lease in world.holdings if lease.kind == "direct"}
-        self._spend(world)
-        self._generation = -1  # of the fleet that the lanes' shapes are of
-        self._needs_all = any(pool.preempt != "off" or pool.idle_s for pool in world.pools)
-
-    def _spend(self, world: World) -> None:
         self._past = past_use(world.spent)
         self._fair = {pool.name for pool in world.pools if pool.order == "fairshare"}
+        self._generation = (-1, -1)  # of the fleet that the lanes' shapes are of
+        self._booked: dict[
+            str, Key
+        ] = {}  # pool -> the place of the ask that something is kept for, as of the last turn
+        self._needs_all = any(pool.preempt != "off" or pool.idle_s for pool in world.pools)
 
     # ---- what changed -------------------------------------------------------------------------
 
@@ -59,10 +61,16 @@ class Engine:
         """Something waits, or waits otherwise than before. Gives whether that can change what the next turn decides."""
         known = ask.id in self.lanes.asks
         lane = self.lanes.put(ask)
-        return known or lane is None or self._matters(lane)
+        return known or lane is None or ask.not_after_ms is not None or self._matters(lane, ask)
 
-    def _matters(self, lane: Lane) -> bool:
-        return True
+    def _matters(self, lane: Lane, ask: Ask) -> bool:
+        """Whether an ask that came may start, or comes before the one that something is kept for."""
+        booked = self._booked.get(lane.pool)
+        return (
+            booked is None
+            or self._key(lane, self.lanes.entry(ask.id)) < booked
+            or self._mirror.fleet.possible(self._shape(lane))
+        )
 
     def drop(self, ask_id: str) -> None:
         """It waits no more."""
@@ -100,9 +108,13 @@ class Engine:
                     self.hold(lease, cleaning=cleaning)
         mirror.reservations = world.reservations
         if world.spent is not was.spent:
-            mirror.spend(world.spent)
-            self._spend(world)
+            self.spend(world.spent)
         self._world = world
+
+    def spend(self, spent: tuple[Spent, ...]) -> None:
+        """The sums of past use are others."""
+        self._mirror.spend(spent)
+        self._past = past_use(spent)
 
     def _see_fleet(self, was: World, world: World) -> bool:
         """Take over the states of hosts and slots; False where the fleet is another one."""
@@ -132,7 +144,7 @@ class Engine:
         mirror, lanes = self._mirror, self.lanes
         mirror.advance(now_ms)
         lanes.advance(now_ms)
-        if self._needs_all or self._world.preemptions or not self._policy.backfill:
+        if self._needs_all or self._world.preemptions:
             return decide(world(), now_ms, self._policy)
         ends = expired(self._direct.values(), now_ms)
         late = lanes.closed(now_ms)
@@ -156,26 +168,35 @@ class Engine:
 
     def _starts(self, state: Pass, late: frozenset[str]) -> list[Start]:
         """Those that start, in the order of the queue. Goes through the lanes together, each only as far as it can matter."""
-        fleet = state.fleet
-        if fleet.generation != self._generation:
-            self._generation = fleet.generation
-            for lane in self.lanes:
-                lane.shape = None
         heap: list[tuple[Key, Lane, int]] = []
+        full: dict[str, list[tuple[Key, Lane]]] = {}  # pool -> lanes where nobody can start
         for lane in self.lanes:
-            if not state.queue(lane.pool):
-                heap.append((self._key(lane, 0), lane, 0))
+            if state.queue(lane.pool):
+                continue
+            key = self._key(lane, lane.entries[0])
+            if self._room(lane):
+                heap.append((key, lane, 0))
+            else:
+                full.setdefault(lane.pool, []).append((key, lane))
+        # of those where nobody can start only the first matters, for what is kept for it
+        for lanes in full.values():
+            heap.append((*_take_first(lanes), 0))
         heapify(heap)
         starts: list[Start] = []
+        self._booked.clear()
         while heap:
-            _, lane, place = heappop(heap)
+            key, lane, place = heappop(heap)
             ask = lane.asks[place]
-            shape = lane.shape
-            if shape is None:
-                shape = lane.shape = fleet.shape(lane.pool, lane.needs)
-            if lane.pool in state.bookings and not fleet.possible(shape):
-                continue
+            shape = self._shape(lane)
             after = place + 1
+            if lane.pool in state.bookings:
+                # no more is to be kept in this pool: only whoever can start matters
+                if not self._room(lane):
+                    continue
+                hours_ms = state.latest_ms(lane.human, shape, lane.pool) - state.fleet.ends_ms()
+                if ask.hours_ms > hours_ms:
+                    self._push(heap, lane, lane.shorter(after, hours_ms + 1))
+                    continue
             if ask.id not in late:
                 for _ in range(ask.count):
                     look = state.look(ask, shape)
@@ -185,19 +206,54 @@ class Engine:
                         elif look.closed or any(limit.code in OWN for limit in look.reached):
                             after = -1
                         else:
-                            state.keep(ask, shape, look)
+                            if state.keep(ask, shape, look) and lane.pool in state.bookings:
+                                self._booked[lane.pool] = key
                             # what refuses this one refuses those that take as long
                             shorter = look.wanted > look.kept or not look.reached
                             after = lane.shorter(after, ask.hours_ms) if shorter else -1
                         break
                     starts.append(Start(ask.id, ask.kind, state.start(ask, look)))
-            if 0 <= after < len(lane.asks):
-                heappush(heap, (self._key(lane, after), lane, after))
+            self._push(heap, lane, after)
+            if lane.pool not in state.bookings and full.get(lane.pool):
+                heappush(heap, (*_take_first(full[lane.pool]), 0))
         return starts
 
-    def _key(self, lane: Lane, place: int) -> Key:
-        fair = self._past.get((lane.pool, lane.owner), 0) if lane.pool in self._fair else None
-        return global_key(lane.entries[place], fair)
+    def _room(self, lane: Lane) -> bool:
+        """Whether caps and hosts leave room for one of the lane, what is kept for others left out."""
+        shape, limits = self._shape(lane), lane.limits
+        assert limits is not None
+        return (shape.cpu or limits.room() >= shape.least_units) and self._mirror.fleet.possible(shape)
+
+    def _push(self, heap: list[tuple[Key, Lane, int]], lane: Lane, place: int) -> None:
+        if 0 <= place < len(lane.entries):
+            heappush(heap, (self._key(lane, lane.entries[place]), lane, place))
+
+    def _shape(self, lane: Lane) -> Shape:
+        fleet = self._mirror.fleet
+        if (id(fleet), fleet.generation) != self._generation:
+            self._generation = (id(fleet), fleet.generation)
+            for other in self.lanes:
+                other.shape = None
+        if lane.shape is None:
+            lane.shape = fleet.shape(lane.pool, lane.needs)
+            lane.limits = self._mirror.limits(lane.asks[0])
+        return lane.shape
+
+    def _key(self, lane: Lane, entry: Entry) -> Key:
+        """The place among all asks of the one that has this place in its lane."""
+        if lane.pool in self._fair and entry[0] != -STARVING:
+            return (entry[0], self._past.get((lane.pool, lane.owner), 0), entry[2], entry[3])
+        return entry
+
+
+def _take_first(lanes: list[tuple[Key, Lane]]) -> tuple[Key, Lane]:
+    """The lane with the lowest key, which is taken out."""
+    first = min(lanes, key=_key_of)
+    lanes.remove(first)
+    return first
+
+
+_key_of = itemgetter(0)
 
 
 def _same_slot(before: Slot, after: Slot) -> bool:

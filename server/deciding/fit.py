@@ -249,6 +249,30 @@ class Fleet:
             return False
         return True
 
+    def latest_ms(self, shape: Shape) -> int:
+        """Until when an ask of this shape may stay that starts now: NO_LIMIT beside all that is kept for others, 0 for never."""
+        if shape.latest_at != len(self._changed):
+            shape.latest_at = len(self._changed)
+            shape.latest_ms = self._latest_ms(shape)
+        return shape.latest_ms
+
+    def _latest_ms(self, shape: Shape) -> int:
+        if not self.possible(shape):
+            return 0
+        if self.find(shape) is not None:
+            return NO_LIMIT
+        if shape.nodes > 1:
+            return max(claim.at_ms for host in self.claimed for claim in host.claims)
+        latest = 0
+        for host in self.claimed:
+            seat = shape.seat_on.get(host.name)
+            for claim in host.claims if seat is not None else ():
+                if claim.at_ms > latest and seat is not None and not host.closed(shape.needs, 0, claim.at_ms):
+                    mask = host.open_mask(0, claim.at_ms)
+                    if (mask & seat.cards).bit_count() >= shape.low or mask & seat.shares:
+                        latest = claim.at_ms
+        return latest
+
     def _best(self, shape: Shape, ends_ms: int) -> list[tuple[Host, int]] | None:
         """The same as `_scan` for a fixed number of cards on one host, without looking at every host each time.
 
@@ -337,7 +361,7 @@ class Fleet:
         """Take these slots for `ask`, and book what it wants of their hosts. Gives the keys in order."""
         needs = ask.needs
         keys: list[SlotKey] = []
-        ends_ms = self.ends_ms(ask)
+        ends_ms = self.ends_ms(ask.hours_ms)
         holder = Holder(ask.agent, ends_ms)
         for host, mask in where:
             host.free &= ~mask
@@ -370,9 +394,9 @@ class Fleet:
         names = dict.fromkeys(host.name for host in self.moved[shape.moved_seen :])
         return [seat for name in names if (seat := shape.seat_on.get(name)) is not None]
 
-    def ends_ms(self, ask: Ask) -> int:
-        """When `ask` would have left its slots at the latest if it started now."""
-        return self._now_ms + ask.hours_ms + (10 + self._policy.cleaning_s) * 1000
+    def ends_ms(self, hours_ms: int = 0) -> int:
+        """When what may stay for `hours_ms` would have left its slots at the latest if it started now."""
+        return self._now_ms + hours_ms + (10 + self._policy.cleaning_s) * 1000
 
     def claim(self, host: Host, claim: Claim) -> None:
         """Keep something on a host for an ask that came first."""

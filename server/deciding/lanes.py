@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from cotenant.server.deciding.caps import HOUR_MS, Limits
-from cotenant.server.deciding.order import STARVING, Key, rank, shortest
+from cotenant.server.deciding.order import STARVING, rank, shortest
 from cotenant.server.deciding.shape import Shape
 from cotenant.server.deciding.world import Ask, Needs, PoolRules
 
@@ -25,16 +25,17 @@ _FORGET_AT = 10_000
 class Lane:
     """What one asker wants of one pool with the same needs."""
 
-    __slots__ = ("asks", "entries", "hours", "limits", "needs", "owner", "pool", "shape")
+    __slots__ = ("asks", "entries", "hours", "human", "limits", "needs", "owner", "pool", "shape")
 
     def __init__(self, ask: Ask) -> None:
         self.pool = ask.pool
         self.owner = ask.owner
+        self.human = ask.human
         self.needs = ask.needs
         self.entries: list[Entry] = []  # sorted
         self.asks: list[Ask] = []  # in the order of `entries`
         self.hours: list[int] = []  # of all of them, sorted
-        self.shape: Shape | None = None  # of the fleet as it is; see `Engine`
+        self.shape: Shape | None = None  # these two of the fleet as it is; see `Engine`
         self.limits: Limits | None = None
 
     def put(self, entry: Entry, ask: Ask) -> None:
@@ -139,6 +140,10 @@ class Lanes:
         if not lane.entries:
             del self._lanes[key]
 
+    def entry(self, ask_id: str) -> Entry:
+        """The place of an ask in its lane."""
+        return self._place[ask_id][1]
+
     def drop(self, ask_id: str) -> Ask | None:
         """Take an ask out and give it; None where there is none."""
         self._leave(ask_id)
@@ -221,10 +226,3 @@ class _Times:
     def _now(self, ask_id: str) -> int | None:
         ask = self._asks.get(ask_id)
         return None if ask is None else self._at_ms(ask)
-
-
-def global_key(entry: Entry, fair: int | None) -> Key:
-    """The place of a lane's entry in the order of all asks; `fair` is the owner's past use where the pool goes by it."""
-    if fair is not None and entry[0] != -STARVING:
-        return (entry[0], fair, entry[2], entry[3])
-    return entry

@@ -93,6 +93,15 @@ class Line:
             room = min(room, self.agents_spare)
         return max(0, room)
 
+    def latest_ms(self, human: bool, wanted: int) -> int:
+        """Until when an ask for `wanted` units may stay without delaying the first: NO_LIMIT where there is room for both."""
+        if self.by is None or (
+            (self.all_spare is None or wanted <= self.all_spare)
+            and (human or self.agents_spare is None or wanted <= self.agents_spare)
+        ):
+            return NO_LIMIT
+        return self.at_ms
+
     def take(self, human: bool, units: int, ends_ms: int) -> None:
         """Count the start of an ask that passed."""
         if self.by is None or ends_ms <= self.at_ms:

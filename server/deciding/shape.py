@@ -26,6 +26,8 @@ class Shape:
         "cpu",
         "heap",
         "high",
+        "latest_at",
+        "latest_ms",
         "low",
         "moved_seen",
         "needs",
@@ -61,6 +63,8 @@ class Shape:
         self.soonest: list[tuple[int, int, str, int]] = []
         self.moved_seen = -1
         self.none_at = -1  # of `Fleet.possible`
+        self.latest_at = -1  # these two of `Fleet.latest_ms`
+        self.latest_ms = 0
         self.share_units = min(
             (slot.units for seat in seats for _, slot in seat.host.keys(seat.shares)),
             default=0,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from cotenant.server.deciding.decide import decide
+from cotenant.server.deciding.engine import Engine
 from cotenant.server.deciding.order import Order
 from cotenant.server.deciding.world import (
     UNITS_PER_CARD,
@@ -29,7 +30,6 @@ from cotenant.server.deciding.world import (
 )
 from cotenant.server.simulating.past import Past
 from cotenant.server.simulating.trace import SimJob, Trace
-from cotenant.server.waiting import Waiting
 
 #: Time 0 of a trace: a Monday, 00:00 UTC, so that start windows mean something.
 BEGIN_MS = 1_767_571_200_000
@@ -107,14 +107,15 @@ class Simulation:
             hosts=tuple(host.view() for host in trace.hosts), slots=slots, pools=pools, owners=owners, agents=agents,
             reservations=reservations,
         )  # fmt: skip
-        self._free = len(slots)
         self._pools = {pool.name: pool for pool in pools}
         self._ordered = any(pool.order == "fairshare" for pool in pools) or _counts_hours(pools, owners, agents)
         self._past = Past({pool.name: pool.half_life_h for pool in pools}, begin_ms)
         self._spent_at_ms = -SPENT_EVERY_MS
         self._spent: tuple[Spent, ...] = ()
         self._jobs = {job.id: job for job in trace.jobs}
-        self._waiting = Waiting()
+        self._queue: dict[str, Ask] = {}
+        self._undecided = False
+        self._engine = Engine(self._base, begin_ms, self._policy)
         self._queued: dict[str, int] = {}
         self._left: dict[str, int] = {}  # work that a preempted job still has, ms
         self._numbers: dict[str, int] = {}
@@ -142,12 +143,12 @@ class Simulation:
             while heap and heap[0][0] == now:
                 what = heappop(heap)[3]
                 self._happen(int(what[0]), what[1:], now)
-            if self._waiting.undecided or self._due(now) or self._preemptions:
+            if self._undecided or self._due(now) or self._preemptions:
                 self._decide(now)
             if self._idle_wakes > IDLE_WAKES and not self._running:
                 break
-        if len(self._waiting):
-            final = decide(self._world(tuple(self._waiting.everyone())), now, self._policy)
+        if self._queue:
+            final = decide(self._world(), now, self._policy)
             for ask_id, why in final.blockers.items():
                 out.waiting[ask_id] = why
                 out.queued_ms[ask_id] = self._queued[ask_id]
@@ -180,19 +181,23 @@ class Simulation:
             self._progress(out.events, 2 * len(self._jobs))
 
     def _put(self, job: SimJob, now: int, *, resumed: bool) -> None:
-        self._waiting.put(
-            Ask(
-                job.id, "job", job.owner, job.agent, job.human, job.pool, job.needs, job.priority, self._queued[job.id], job.hours_ms,
-                resumed=resumed, default_hours=job.default_hours, not_before_ms=job.after_ms and self.outcome.begin_ms + job.after_ms,
-            )
+        ask = self._queue[job.id] = Ask(
+            job.id, "job", job.owner, job.agent, job.human, job.pool, job.needs, job.priority, self._queued[job.id], job.hours_ms,
+            resumed=resumed, default_hours=job.default_hours, not_before_ms=job.after_ms and self.outcome.begin_ms + job.after_ms,
         )  # fmt: skip
+        if self._engine.put(ask):
+            self._undecided = True
+
+    def _drop(self, job_id: str) -> None:
+        del self._queue[job_id]
+        self._engine.drop(job_id)
 
     def _end(self, stay: Stay, now: int, *, preempted: bool) -> None:
         del self._running[stay.lease.id]
         stay.ended_ms = now
         job = stay.job
         self._past.end((job.owner, job.agent, job.pool), stay.units, stay.begun_ms, now)
-        self._free += len(stay.slots)
+        self._engine.let_go(stay.lease.id)
         left = self._left.get(job.id, job.runs_ms) - (now - stay.begun_ms)
         self.outcome.stays.append(stay)
         if preempted:
@@ -202,44 +207,45 @@ class Simulation:
             self._put(job, now, resumed=True)
         else:
             stay.why = "limit" if left > 0 else "done"
-        self._waiting.undecided = True
+        self._undecided = True
 
-    def _world(self, asks: tuple[Ask, ...]) -> World:
+    def _world(self) -> World:
         base = self._base
         return World(
             hosts=base.hosts, slots=base.slots, pools=base.pools, owners=base.owners, agents=base.agents,
-            reservations=base.reservations, holdings=tuple([stay.lease for stay in self._running.values()]), asks=asks,
+            reservations=base.reservations, holdings=tuple([stay.lease for stay in self._running.values()]),
+            asks=tuple(self._queue.values()),
             preemptions=tuple(self._preemptions.values()), spent=self._spent,
         )  # fmt: skip
 
     def _decide(self, now: int) -> None:
         if self._ordered and now - self._spent_at_ms >= SPENT_EVERY_MS:
             self._spent_at_ms, self._spent = now, self._past.spent(now)
-        if not len(self._waiting) and not self._preemptions:
-            self._waiting.undecided, self._wake_ms = False, None
+            self._engine.spend(self._spent)
+        self._undecided = False
+        if not self._queue and not self._preemptions:
+            self._wake_ms = None
             return
-        world = self._world(self._waiting.heads(self._free + 1))
-        decided = decide(world, now, self._policy)
+        decided = self._engine.turn(now, self._world)
         self.outcome.passes += 1
-        self._waiting.answer(decided.blockers)
         booked = {self._pool_of(one.ask_id): one.ask_id for one in decided.bookings}
-        order = Order(world, now) if booked else None
+        order: Order | None = None
         for decision in decided.decisions:
             if isinstance(decision, Start):
-                ask = self._waiting.get(decision.ask_id)
-                assert ask is not None, "what starts has waited"
+                ask = self._queue[decision.ask_id]
                 first = booked.get(ask.pool)
-                head = self._waiting.get(first) if first is not None else None
-                passed = order is not None and head is not None and order.key(ask) > order.key(head)
+                passed = False
+                if first is not None:
+                    order = order or Order(World(pools=self._base.pools, spent=self._spent), now)
+                    passed = order.key(ask) > order.key(self._queue[first])
                 self._start(ask, decision.slots, now, passed)
             elif isinstance(decision, GiveUp):
-                self._waiting.drop(decision.ask_id)
+                self._drop(decision.ask_id)
                 self.outcome.given_up[decision.ask_id] = decision.why
             elif isinstance(decision, Preempt):
                 self._preempt(decision, now)
             elif isinstance(decision, Withdraw):
                 self._preemptions.pop(decision.preemption_id, None)
-        self._waiting.undecided = False
         if decided.wake_at_ms is not None and decided.wake_at_ms != self._wake_ms:
             self._push(decided.wake_at_ms, _WAKE, "")
         self._wake_ms = decided.wake_at_ms
@@ -258,8 +264,8 @@ class Simulation:
         units = sum(self._units[key] for key in slots)
         stay = Stay(job, number, ask.queued_at_ms, now, slots, units, lease, backfilled=passed)
         self._running[lease.id] = stay
-        self._waiting.drop(ask.id)
-        self._free -= len(slots)
+        self._drop(ask.id)
+        self._engine.hold(lease)
         self._idle_wakes = 0
         self._past.start((job.owner, job.agent, job.pool), units, now)
         self._push(now + min(self._left.get(job.id, job.runs_ms), job.hours_ms), _END, lease.id)

@@ -191,7 +191,8 @@ def without_waits(decided: Decided) -> Decided:
 
 def follow(seed: int, steps: int = 30) -> int:
     """Compare at every step; gives how many started."""
-    lab, policy = Lab(seed), Policy()
+    lab = Lab(seed)
+    policy = Policy(backfill=lab.dice.random() < 0.8)
     engine = Engine(lab.world(), lab.now, policy)
     known: dict[str, Ask] = {}
     started = 0
@@ -213,6 +214,15 @@ def follow(seed: int, steps: int = 30) -> int:
         found, expected = engine.turn(lab.now, unasked), without_waits(decide(world, lab.now, policy))
         assert found == expected, f"seed {seed}, step {step}"
         assert engine.turn(lab.now, unasked) == expected, "a turn changes nothing by itself"
+        if not any(isinstance(decision, Start) for decision in expected.decisions):
+            newcomer = lab.arrive()
+            if not engine.put(newcomer):
+                again = engine.turn(lab.now, unasked)
+                assert (again.decisions, again.bookings) == (expected.decisions, expected.bookings), (
+                    f"seed {seed}, step {step}"
+                )
+            engine.drop(newcomer.id)
+            engine.turn(lab.now, unasked)
         for decision in expected.decisions:
             if isinstance(decision, Start) and (lab.dice.random() < 0.9):
                 lab.start(decision)

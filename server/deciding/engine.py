@@ -222,7 +222,7 @@ class Engine:
         """Whether caps and hosts leave room for one of the lane, what is kept for others left out."""
         shape, limits = self._shape(lane), lane.limits
         assert limits is not None
-        return (shape.cpu or limits.room() >= shape.least_units) and self._mirror.fleet.possible(shape)
+        return self._mirror.fleet.possible(shape) and (shape.cpu or limits.room() >= shape.least_units)
 
     def _push(self, heap: list[tuple[Key, Lane, int]], lane: Lane, place: int) -> None:
         if 0 <= place < len(lane.entries):

@@ -230,7 +230,7 @@ class Fleet:
         host, the index of the card. Obstacles in `ignored` count as gone; an answer with some of them only says that it
         would fit.
         """
-        if not ignored and shape.nodes == 1 and shape.low == shape.high:
+        if not ignored and shape.fixed:
             needed = 0 if shape.cpu else shape.low * UNITS_PER_CARD
             if needed <= room and (best := self._best(shape, ends_ms)) is not None:
                 return best
@@ -244,7 +244,17 @@ class Fleet:
         """Whether this shape fits if what is kept for others, caps and the queue are left out."""
         if shape.none_at == self.freed:
             return False
-        if self.find(shape, ends_ms=0) is None:
+        if shape.fixed:
+            if self._top(shape) is not None:
+                return True
+            for host in self.claimed:
+                seat = shape.seat_on.get(host.name)
+                if seat is not None and _gap(shape, seat, 0):
+                    return True
+            found = self._find_share(shape, UNLIMITED, 0, 0) if shape.share_units else None
+        else:
+            found = self.find(shape, ends_ms=0)
+        if found is None:
             shape.none_at = self.freed
             return False
         return True
@@ -259,7 +269,7 @@ class Fleet:
     def _latest_ms(self, shape: Shape) -> int:
         if not self.possible(shape):
             return 0
-        if self.find(shape) is not None:
+        if (shape.fixed and self._top(shape) is not None) or self.find(shape) is not None:
             return NO_LIMIT
         if shape.nodes > 1:
             return max(claim.at_ms for host in self.claimed for claim in host.claims)
@@ -276,24 +286,30 @@ class Fleet:
     def _best(self, shape: Shape, ends_ms: int) -> list[tuple[Host, int]] | None:
         """The same as `_scan` for a fixed number of cards on one host, without looking at every host each time.
 
-        A heap of (preference, cards left over, host, version of the host) is kept over the pass; hosts that changed
-        since the last look get a new entry, and entries of an older version are dropped when they come up. The heap
-        knows nothing of ends: the few hosts with claims are looked at beside it.
+        Hosts with claims are looked at beside `_top`, which knows nothing of ends.
         """
         gap: tuple[tuple[int, int, str], Seat, int] | None = None
         for host in self.claimed:
             seat = shape.seat_on.get(host.name)
-            if seat is None or not host.gap(ends_ms) or host.closed(shape.needs, 0, ends_ms):
-                continue
-            mask = host.open_mask(0, ends_ms) & seat.cards
-            if mask.bit_count() >= shape.low:
+            if seat is not None and (mask := _gap(shape, seat, ends_ms)):
                 key = (seat.prefer, (host.free & seat.pool_cards).bit_count(), host.name)
                 if gap is None or key < gap[0]:
                     gap = (key, seat, mask)
+        top = self._top(shape)
+        if top is not None and (gap is None or top.prefer < gap[0][0]):
+            return [(top.host, choose(top.host, top.host.open_mask(0) & top.cards, shape.low))]
+        return None if gap is None else [(gap[1].host, choose(gap[1].host, gap[2], shape.low))]
+
+    def _top(self, shape: Shape) -> Seat | None:
+        """The best seat for a fixed number of cards on one host beside all claims, None where there is none.
+
+        A heap of (preference, cards left over, host, version of the host) is kept; hosts that changed since the last look
+        get a new entry, and entries of an older version are dropped when they come up.
+        """
         if shape.heap is None:
             shape.heap = [entry for seat in shape.seats if (entry := _entry(shape, seat)) is not None]
             heapify(shape.heap)
-        else:
+        elif shape.seen != len(self._changed):
             for host in dict.fromkeys(self._changed[shape.seen :]):
                 seat = shape.seat_on.get(host.name)
                 if seat is not None and (entry := _entry(shape, seat)) is not None:
@@ -303,14 +319,12 @@ class Fleet:
                 heapify(shape.heap)
         shape.seen = len(self._changed)
         while shape.heap:
-            prefer, _, name, version_then = shape.heap[0]
+            _, _, name, version_then = shape.heap[0]
             seat = shape.seat_on[name]
             if seat.host.version == version_then:
-                if gap is not None and gap[0][0] <= prefer:
-                    break
-                return [(seat.host, choose(seat.host, seat.host.open_mask(0) & seat.cards, shape.low))]
+                return seat
             heappop(shape.heap)
-        return None if gap is None else [(gap[1].host, choose(gap[1].host, gap[2], shape.low))]
+        return None
 
     def _scan(self, shape: Shape, room: int, ignored: int, ends_ms: int) -> list[tuple[Host, int]] | None:
         """Whole cards (or cpu places) for this shape, by a look at every host."""
@@ -483,11 +497,20 @@ class Fleet:
 
 
 def _entry(shape: Shape, seat: Seat) -> tuple[int, int, str, int] | None:
-    """The place of a seat in the heap of `Fleet._best`, or None where it has too little."""
+    """The place of a seat in the heap of `Fleet._top`, or None where it has too little."""
     host = seat.host
     if host.closed(shape.needs, 0) or (host.open_mask(0) & seat.cards).bit_count() < shape.low:
         return None
     return (seat.prefer, (host.free & seat.pool_cards).bit_count(), host.name, host.version)
+
+
+def _gap(shape: Shape, seat: Seat, ends_ms: int) -> int:
+    """The slots of a host with claims for an ask that is over by `ends_ms`, where some claim lets it in and they are enough."""
+    host = seat.host
+    if not host.gap(ends_ms) or host.closed(shape.needs, 0, ends_ms):
+        return 0
+    mask = host.open_mask(0, ends_ms) & seat.cards
+    return mask if mask.bit_count() >= shape.low else 0
 
 
 def _slot_order(slot: Slot) -> tuple[bool, int, str, int]:

@@ -24,10 +24,12 @@ class Shape:
 
     __slots__ = (
         "cpu",
+        "fixed",
         "heap",
         "high",
         "latest_at",
         "latest_ms",
+        "least_units",
         "low",
         "moved_seen",
         "needs",
@@ -51,13 +53,14 @@ class Shape:
         self.low = 1 if self.cpu else max(1, needs.gpus_min)
         self.high = 1 if self.cpu else max(self.low, needs.gpus_max)
         self.nodes = max(1, needs.nodes)
+        self.fixed = self.nodes == 1 and self.low == self.high  # a fixed number of cards on one host
         seats = self._seats(hosts, avoiding=True)
         if (needs.avoid_hosts or needs.avoid_cards) and not self._could_fit(seats):
             # What a job should avoid is a wish: on the only host there is, a second attempt is better than none.
             seats = self._seats(hosts, avoiding=False)
         self.seats = seats
         self.seat_on = {seat.host.name: seat for seat in seats}
-        self.heap: list[tuple[int, int, str, int]] | None = None  # of `Fleet._best`
+        self.heap: list[tuple[int, int, str, int]] | None = None  # of `Fleet._top`
         self.seen = 0
         self.rooms: dict[str, tuple[int, int, int, int, int, int] | None] = {}  # these three of `booking`
         self.soonest: list[tuple[int, int, str, int]] = []
@@ -69,16 +72,13 @@ class Shape:
             (slot.units for seat in seats for _, slot in seat.host.keys(seat.shares)),
             default=0,
         )
+        #: the units that it takes at least
+        self.least_units = 0 if self.cpu else self.share_units or self.low * self.nodes * UNITS_PER_CARD
 
     @property
     def takes_share(self) -> bool:
         """Whether one share of a card would do: the ask says how much memory it needs and can live with one card."""
         return not self.cpu and self.needs.gpu_memory_mib > 0 and self.low == 1 and self.nodes == 1
-
-    @property
-    def least_units(self) -> int:
-        """The units that it takes at least."""
-        return 0 if self.cpu else self.share_units or self.low * self.nodes * UNITS_PER_CARD
 
     def _could_fit(self, seats: list[Seat]) -> bool:
         enough = sum(1 for seat in seats if seat.cards.bit_count() >= self.low)

@@ -36,12 +36,14 @@ def read(
     *,
     estimate: float = 2.0,
     owners: int = OWNERS,
+    people: float = 0.0,
     seed: int = 0,
 ) -> Trace:
     """Fleet and jobs from the lines of both tables.
 
     `estimate`: how many times its running time a pod says that it may take, rounded up to hours. `owners`: among so many
-    owners the pods are dealt out by `seed`, the first the busiest; the trace names none.
+    owners the pods are dealt out by `seed`, the first the busiest; the trace names none. `people`: this part of the pods
+    is asked for by the owners themselves, not by their agents; also dealt out.
 
     Raises:
         TraceError: a table has not the columns, or a row not the numbers, that are needed.
@@ -55,13 +57,13 @@ def read(
         hosts.append(
             SimHost(row["sn"], cards, row["model"], CARD_MIB, cpus, _int(row, "memory_mib", where), places=max(2, cpus // 8))
         )  # fmt: skip
-    dice = random.Random(seed)
+    dice, asker = random.Random(seed), random.Random(f"{seed} asker")
     names = [f"owner{n}" for n in range(owners)]
     weights = [1 / (n + 1) for n in range(owners)]
     jobs = []
     without = never = 0
     for where, row in _rows(pods, _POD, f"{source}: pods"):
-        owner = dice.choices(names, weights)[0]
+        owner, human = dice.choices(names, weights)[0], asker.random() < people
         gpus, milli = _int(row, "num_gpu", where), _int(row, "gpu_milli", where)
         submit = _int(row, "creation_time", where)
         begun = row.get("scheduled_time") or ""
@@ -78,7 +80,7 @@ def read(
         hours_ms = max(1, -(-round(runs_ms * estimate) // HOUR_MS)) * HOUR_MS
         jobs.append(
             SimJob(
-                row["name"], submit * 1000, runs_ms, hours_ms, needs, owner, f"agent-of-{owner}",
+                row["name"], submit * 1000, runs_ms, hours_ms, needs, owner, owner if human else f"agent-of-{owner}", human,
                 priority=PRIORITY.get(row["qos"], 10), preemptible=row["qos"] == "BE",
             )
         )  # fmt: skip
@@ -94,6 +96,11 @@ def read(
         f"gpu_milli of a single card is a part of a card: {parts}",
         "qos BE is priority batch (0) and preemptible, all others normal (10)",
         f"the trace names no owners: {owners} were dealt out, the n-th with a weight of 1/n",
+        *(
+            [f"{100 * people:g} % of the pods are asked for by people, the others by their agents; dealt out too"]
+            if people
+            else []
+        ),
         f"the trace names no time limits: each pod's is {estimate:g} times its running time, rounded up to hours",
     )
     return Trace(source, tuple(hosts), tuple(jobs), notes)

@@ -20,10 +20,13 @@ def open_trace(
     hosts: int | None = None,
     cards: int | None = None,
     estimate: float = 2.0,
+    people: float = 0.0,
     default_hours: int = 24,
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
     """The trace that `name` means: `synthetic[:…]`, a folder or file of the cluster trace of 2023, or a file of JSON lines.
+
+    `people` is for the cluster trace: see `alibaba.read`.
 
     Raises:
         TraceError: it is none of these, or cannot be used.
@@ -35,7 +38,7 @@ def open_trace(
     if not path.exists():
         raise TraceError(f"there is no file or folder {name}; an invented trace is named synthetic:jobs=1000,cards=64.")
     if path.is_dir() or path.suffix == ".csv":
-        trace = alibaba.read_folder(path, estimate=estimate, seed=seed)
+        trace = alibaba.read_folder(path, estimate=estimate, people=people, seed=seed)
         return divided(thinned(trace, hosts=hosts, cards=cards, seed=seed))
     with path.open(encoding="utf-8") as lines:
         try:

@@ -56,7 +56,7 @@ def schedule(outcome: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """Figures: waits of all that started (s), by owner and by priority, use of the cards while jobs arrived, counts."""
+    """Figures: waits of all that started (s), by asker, owner and priority, use of the cards while jobs arrived, counts."""
     first = [stay for stay in outcome.stays if stay.number == 1]
     trace = outcome.trace
     begin = outcome.begin_ms + (trace.jobs[0].submit_ms if trace.jobs else 0)
@@ -80,6 +80,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "gpu_hours": round(sum(cards_of(s.units) * (s.ended_ms - s.begun_ms) for s in outcome.stays) / 3_600_000, 1),
         "end_s": _s(max((s.ended_ms for s in outcome.stays), default=outcome.begin_ms) - outcome.begin_ms),
         "wait_s": waits([stay.begun_ms - stay.queued_ms for stay in first]),
+        "by_asker": _by(first, lambda stay: "people" if stay.job.human else "agents"),
         "by_owner": _by(first, lambda stay: stay.job.owner),
         "by_priority": _by(first, lambda stay: str(stay.job.priority)),
         "reasons": _reasons(outcome),

@@ -174,6 +174,19 @@ def test_the_tables_of_2023_are_read_with_what_they_say() -> None:
     assert {parts for host in divided(trace).hosts for parts in host.shares} == {1, 4}
 
 
+def test_a_part_of_the_pods_is_dealt_out_to_people_and_nothing_else_changes() -> None:
+    pods = [PODS.splitlines()[0], *(f"p{n},1000,100,1,1000,,LS,Running,{n},{n + 60},{n}" for n in range(400))]
+    agents, both = (alibaba.read(NODES.splitlines(), pods, "x", people=part) for part in (0.0, 0.25))
+    people = [job for job in both.jobs if job.human]
+    assert 60 < len(people) < 140 and all(job.agent == job.owner for job in people)
+    assert [(job.id, job.owner, job.submit_ms) for job in both.jobs] == [
+        (job.id, job.owner, job.submit_ms) for job in agents.jobs
+    ]
+    assert not any(job.human for job in agents.jobs)
+    told = report.summary(simulate(both, PoolRules("main", reserve=1)))["by_asker"]
+    assert told["people"]["count"] == len(people) and told["people"]["mean"] < told["agents"]["mean"]
+
+
 def test_a_table_without_times_is_refused() -> None:
     table = [line.rsplit(",", 5)[0] for line in PODS.splitlines()]
     with pytest.raises(TraceError, match="is missing"):

@@ -39,6 +39,10 @@ def configure(parser: Parser, _: str) -> None:
         "--estimate", type=float, default=2.0, metavar="F",
         help="time limits as a multiple of running times, where a trace has none (2)",
     )  # fmt: skip
+    it.add_argument(
+        "--people", type=float, default=0.0, metavar="F",
+        help="of the cluster trace: the part that people ask for themselves, 0 to 1 (0)",
+    )  # fmt: skip
 
 
 def act(args: argparse.Namespace) -> int:
@@ -53,11 +57,13 @@ def act(args: argparse.Namespace) -> int:
         raise Usage("simulate asks no server: it takes neither --url nor --token-file.")
     if not 0.1 <= args.estimate <= 100:
         raise Usage("--estimate must be 0.1 to 100.")
+    if not 0 <= args.people <= 1:
+        raise Usage("--people must be 0 to 1.")
     bar = Bar("simulating")
     try:
         rules = opening.open_rules(args.policy)
         trace = opening.open_trace(
-            args.trace, seed=args.seed, hosts=args.hosts, cards=args.cards, estimate=args.estimate,
+            args.trace, seed=args.seed, hosts=args.hosts, cards=args.cards, estimate=args.estimate, people=args.people,
             default_hours=next(iter(rules.pools.values())).default_hours,
         )  # fmt: skip
         outcome = Simulation(
@@ -115,8 +121,10 @@ def print_summary(told: dict[str, Any]) -> None:
 
 
 def wait_rows(told: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Rows under WAIT_HEADS: all, by owner, by priority."""
+    """Rows under WAIT_HEADS: all, by asker where there are both, by owner, by priority."""
     groups = [("all", told["wait_s"])]
+    if len(told["by_asker"]) > 1:
+        groups += list(told["by_asker"].items())
     groups += [(f"owner {show.harmless(name)}", waits) for name, waits in told["by_owner"].items()]
     groups += [(f"priority {name}", waits) for name, waits in told["by_priority"].items()]
     for name, waits in groups:

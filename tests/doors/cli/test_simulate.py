@@ -38,6 +38,7 @@ def test_it_answers_with_a_table_a_record_and_a_schedule_that_is_sound(tmp_path:
         (("synthetic:cards=0",), "too small"),
         (("nowhere.jsonl",), "no file or folder"),
         (("synthetic", "--policy", "nowhere.toml"), "cannot be read"),
+        (("synthetic", "--people", "1.5"), "must be 0 to 1"),
         (("synthetic", "--url", "http://localhost"), "asks no server"),
     ],
 )

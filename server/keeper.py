@@ -13,13 +13,16 @@ from typing import TypeAlias, cast, get_args
 from cotenant.hostd.protocol import CardState
 from cotenant.server.config import Settings
 from cotenant.server.deciding.draining import draining
+from cotenant.server.deciding.engine import Engine
 from cotenant.server.deciding.world import (
     UNITS_PER_CARD,
     Ask,
     Booking,
+    Decided,
     Holding,
     HostView,
     OwnerRules,
+    Policy,
     Preemption,
     Slot,
     SlotKey,
@@ -67,6 +70,7 @@ class Keeper:
         self.waiting = Waiting()
         self.bookings: dict[str, Booking] = {}  # by ask, as of the last pass
         self._undecided = True
+        self._engine: Engine | None = None
         self.living: dict[str, Holding] = {}
         self.ended: dict[str, Holding] = {}
         self.uses: dict[SlotKey, tuple[str, str, str]] = {}
@@ -157,6 +161,7 @@ class Keeper:
     def distrust(self) -> None:
         """Read everything anew before the next decision."""
         self._all_dirty = True
+        self._engine = None
 
     def observe_cards(self) -> None:
         """Cards or links were seen in another state."""
@@ -457,9 +462,28 @@ class Keeper:
         """What the pass itself set in motion is no news to it: it counted its own grants."""
         self._undecided = self.waiting.undecided = False
 
+    def turn(self, now_ms: int, policy: Policy) -> Decided:
+        """What should change now. The `blockers` of the answer are empty where the engine did not need them: see `heads`."""
+        self.settled()
+        if self._engine is None:
+            self.waiting.take_touched()
+            self._engine = Engine(self.world(), now_ms, policy)
+        else:
+            self._engine.sync(self._world(()), now_ms)
+            for ask_id in self.waiting.take_touched():
+                ask = self.waiting.get(ask_id)
+                if ask is None:
+                    self._engine.drop(ask_id)
+                else:
+                    self._engine.put(ask)
+        return self._engine.turn(now_ms, self.heads)
+
+    def doubt_decided(self) -> None:
+        """Decide again, though nothing is known to have changed."""
+        self._undecided = True
+
     def heads(self) -> World:
         """Everything that `decide` has to look at: of equal asks no more than could start, and one."""
-        self._undecided = False
         free = sum(1 for slot in self._slots.values() if slot.state == "free")
         heads = self.waiting.heads(free + 1)
         if self.preemptions:  # the slots that are kept for somebody are his, however many equal asks came before

@@ -20,7 +20,7 @@ from cotenant.server.control.idling import Idling
 from cotenant.server.control.leases import Leases
 from cotenant.server.control.preempting import Preempting
 from cotenant.server.deciding.decide import decide
-from cotenant.server.deciding.world import Expire, GiveUp, Notice, Preempt, Reclaim, Slot, Start, Withdraw
+from cotenant.server.deciding.world import Blocker, Expire, GiveUp, Notice, Preempt, Reclaim, Slot, Start, Withdraw
 from cotenant.server.errors import Unavailable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.states import LeaseState
@@ -64,6 +64,8 @@ class Loop:
         self._held_back: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
         context.db.before_commit(self.decide_before_commit, self._undone)
         context.db.on_commit(lambda changed, dirty: self._tell_held_back())
+        self._explained_s = 0.0  # when it was last worked out why everybody waits, and how long that took
+        self._explaining_took_s = 0.0
         self.passes = 0
         self.longest_pass_s = 0.0
 
@@ -77,6 +79,8 @@ class Loop:
             timeout = max(0.0, self._ticked_s + TICK_S - clock.monotonic_s())
             if self._wake_at_ms is not None:
                 timeout = min(timeout, max(0.0, (self._wake_at_ms - self._context.now()) / 1000))
+            if self._context.keeper.waiting.explain is not None:
+                timeout = min(timeout, max(0.0, self._explain_at_s - clock.monotonic_s()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._wake.wait()
@@ -111,6 +115,8 @@ class Loop:
         if self._wake.is_set() or (self._wake_at_ms is not None and self._wake_at_ms <= context.now()):
             self._wake.clear()
             self.step()
+        if context.keeper.waiting.explain is not None and now_s >= self._explain_at_s:
+            self._explain()
         if now_s - self._ticked_s < TICK_S and late_s <= LATE_S:
             return
         self._ticked_s, self._ticked_ms = now_s, now_ms
@@ -143,8 +149,7 @@ class Loop:
         due = self._wake_at_ms is not None and self._wake_at_ms <= now
         if not (due or context.keeper.undecided):
             return  # what came stands behind equals that wait already
-        decided = decide(context.keeper.heads(), now, context.policy)
-        changed, reworded = context.keeper.waiting.answer(decided.blockers)
+        decided = context.keeper.turn(now, context.policy)
         context.keeper.bookings = {booking.ask_id: booking for booking in decided.bookings}
         if writer is not None and decided.wake_at_ms is not None and decided.wake_at_ms != self._wake_at_ms:
             self.wake()  # `run` sleeps until what was due before
@@ -171,7 +176,37 @@ class Loop:
             context.background_task(placing.start_elements(context, array_id, granted, now))
         context.keeper.settled()
         self.passes += 1
+        if decided.blockers:
+            self._hear(decided.blockers, writer)
+        elif context.clock.monotonic_s() >= self._explain_at_s:
+            self._explain(writer)
+        else:
+            context.keeper.waiting.explain = self._explain
         self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
+
+    @property
+    def _explain_at_s(self) -> float:
+        """When why everybody waits may be worked out again: that takes a fifth of the time at most, however long the queue."""
+        return self._explained_s + 4 * self._explaining_took_s
+
+    def _explain(self, writer: sqlite3.Connection | None = None) -> None:
+        """Work out why everybody waits. Who starts does not hang on it, so that it can come later; who asks for it gets it."""
+        context = self._context
+        began = context.clock.monotonic_s()
+        context.keeper.waiting.explain = None
+        decided = decide(context.keeper.heads(), context.now(), context.policy)
+        self._hear(decided.blockers, writer)
+        if any(isinstance(decision, Start) for decision in decided.decisions):
+            context.keeper.doubt_decided()  # what starts may make another booking better
+            self.wake()
+        self._explained_s = context.clock.monotonic_s()
+        self._explaining_took_s = self._explained_s - began
+
+    def _hear(self, blockers: dict[str, tuple[Blocker, ...]], writer: sqlite3.Connection | None) -> None:
+        """Keep why everybody waits and tell whose reason is another now, after the COMMIT that it is part of."""
+        context = self._context
+        context.keeper.waiting.explain = None
+        changed, reworded = context.keeper.waiting.answer(blockers)
         if changed or reworded:
             pools = {ask.pool for i in changed if (ask := context.keeper.waiting.get(i)) is not None}
             turned = frozenset(map(_address, changed))

@@ -34,6 +34,9 @@ class Waiting:
         self._of_array: dict[str, set[str]] = {}  # array with a limit -> those that share its room
         self._looked_at = 0  # how many of each group the last pass saw
         self.undecided = True  # something changed that the last pass did not see and that may change its answer
+        self._touched: dict[str, None] = {}  # ids that were put or dropped since `take_touched`
+        #: Works out why everybody waits, where that was put off; set by the loop while it is due.
+        self.explain: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._key_of)
@@ -55,6 +58,7 @@ class Waiting:
 
     def put(self, ask: Ask) -> None:
         """Add an ask, or replace the one with its id."""
+        self._touched[ask.id] = None
         key = equal_key(ask)
         if self._key_of.get(ask.id) == key:
             group = self._groups[key]
@@ -83,12 +87,12 @@ class Waiting:
         key = self._key_of.pop(ask_id, None)
         if key is None:
             return
+        self._touched[ask_id] = None
         group = self._groups[key]
         ask = group.asks.pop(ask_id)
         place = bisect_left(group.order, (ask.queued_at_ms, ask_id))
         del group.order[place]
-        if place < self._looked_at:
-            self.undecided = True
+        self.undecided = True
         if not group.order:
             del self._groups[key]
         if (sharing := self._of_array.get(ask.array)) is not None:
@@ -96,7 +100,14 @@ class Waiting:
             if not sharing:
                 del self._of_array[ask.array]
 
+    def take_touched(self) -> list[str]:
+        """The ids of asks that were put or dropped since this was last called."""
+        touched = list(self._touched)
+        self._touched.clear()
+        return touched
+
     def clear(self) -> None:
+        self._touched.update(dict.fromkeys(self._key_of))
         self._groups.clear()
         self._key_of.clear()
         self._of_array.clear()
@@ -105,7 +116,6 @@ class Waiting:
     def heads(self, count: int) -> tuple[Ask, ...]:
         """The first `count` of each group. No more than that can start while `count` slots are free, so the rest waits."""
         self._looked_at = count
-        self.undecided = False
         return tuple(group.asks[ask_id] for group in self._groups.values() for _, ask_id in group.order[:count])
 
     def answer(self, blockers: dict[str, tuple[Blocker, ...]]) -> tuple[list[str], list[str]]:
@@ -130,6 +140,8 @@ class Waiting:
 
     def blockers(self, ask_id: str) -> tuple[Blocker, ...]:
         """Why this ask waits, as of the last pass; empty while it has not been looked at."""
+        if self.explain is not None:
+            self.explain()
         key = self._key_of.get(ask_id)
         return () if key is None else self._groups[key].blockers
 

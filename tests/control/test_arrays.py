@@ -60,8 +60,8 @@ async def test_no_more_run_at_once_than_it_allows(bench: Bench) -> None:
     other = await bench.submit(a, "other")
     assert started(bench) == [f"{array}.0", other], "what stands behind an array at its limit may start"
     shown = await bench.control.views.get_job(a, array)
-    assert [b.code for b in shown.blockers] == ["array_limit"]
-    assert [b.code for b in (await bench.control.views.get_job(a, f"{array}.2")).blockers] == ["array_limit"]
+    assert [b.code for b in shown.blockers] == ["array_limit", "busy"], "both cards are taken now"
+    assert [b.code for b in (await bench.control.views.get_job(a, f"{array}.2")).blockers] == ["array_limit", "busy"]
     for n in range(3):
         await end(bench, f"{array}.{n}")
     assert (await bench.control.views.get_job(a, array)).state == "succeeded"

@@ -8,6 +8,7 @@ import pytest
 from bench import Bench
 
 from cotenant.server import loop as loops
+from cotenant.server.deciding.engine import Engine
 from cotenant.server.errors import Unavailable
 from cotenant.server.model.spec import JobSpec
 
@@ -107,16 +108,22 @@ async def test_what_could_not_be_committed_is_not_believed(bench: Bench) -> None
     bench.check()
 
 
-async def test_a_pass_that_fails_takes_nobodys_write_with_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["who starts", "why the others wait"])
+async def test_a_pass_that_fails_takes_nobodys_write_with_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     a = await bench.caller("a", "alice")
 
     def broken(*args: object) -> None:
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loops, "decide", broken)
+        if what == "who starts":
+            patch.setattr(Engine, "turn", broken)
+        else:
+            patch.setattr(loops, "decide", broken)
         job = (await bench.control.jobs.submit(a, bench_spec())).job_id
-        assert bench.job(job)["state"] == "queued"
+        assert bench.job(job)["state"] in ("queued", "deploying")
     assert any("planted" in line for line in bench.mistakes.found)
     bench.mistakes.found.clear()
     await bench.settle()

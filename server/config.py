@@ -115,6 +115,10 @@ KEYS: dict[str, dict[str, Key]] = {
         "session_idle_s": Key(
             "int", "seconds after which an unused session of an older MCP client ends", 1800, low=1, high=604800
         ),
+        "journal_days": Key(
+            "int", "days for which the journal of decisions is kept; 0: none is written", 30, high=3650
+        ),
+        "journal_mib": Key("int", "room for the journal, MiB; the oldest goes first", 1024, low=8),
         "streams_per_caller": Key(
             "int", "streams of notifications that one caller may have open", 64, low=1, high=1024
         ),
@@ -199,6 +203,8 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     session_idle_s: int = 1800
     streams_per_caller: int = 64
+    journal_days: int = 30
+    journal_mib: int = 1024
     gang_port_from: int = 29500
     gang_port_to: int = 29999
     config_file: Path | None = None
@@ -362,6 +368,8 @@ def parse(
         allowed_hosts=server["allowed_hosts"],
         allowed_origins=server["allowed_origins"],
         session_idle_s=server["session_idle_s"],
+        journal_days=server["journal_days"],
+        journal_mib=server["journal_mib"],
         streams_per_caller=server["streams_per_caller"],
         gang_port_from=server["gang_port_from"],
         gang_port_to=server["gang_port_to"],

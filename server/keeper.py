@@ -71,6 +71,7 @@ class Keeper:
         self.bookings: dict[str, Booking] = {}  # by ask, as of the last pass
         self._undecided = True
         self._engine: Engine | None = None
+        self._heads: World | None = None  # that the last turn needed
         self.living: dict[str, Holding] = {}
         self.ended: dict[str, Holding] = {}
         self.uses: dict[SlotKey, tuple[str, str, str]] = {}
@@ -476,7 +477,16 @@ class Keeper:
                     self._engine.drop(ask_id)
                 else:
                     self._engine.put(ask)
-        return self._engine.turn(now_ms, self.heads)
+        self._heads = None
+        return self._engine.turn(now_ms, self._look_at_heads)
+
+    def _look_at_heads(self) -> World:
+        self._heads = self.heads()
+        return self._heads
+
+    def decided_on(self) -> World:
+        """The world that the last `turn` decided on, until the next change."""
+        return self.world() if self._heads is None else self._heads
 
     def doubt_decided(self) -> None:
         """Decide again, though nothing is known to have changed."""

@@ -24,6 +24,7 @@ from cotenant.server.control.context import Context
 from cotenant.server.control.tokens import NAME, TOKEN_PREFIX, write_token
 from cotenant.server.deciding.world import Policy
 from cotenant.server.ids import Ids
+from cotenant.server.journal import Journal
 from cotenant.server.keeper import Keeper
 from cotenant.server.live import Live
 from cotenant.server.loop import Loop
@@ -80,13 +81,22 @@ async def core(settings: Settings, clock: Clock | None = None, ids: Ids | None =
                 incarnation=incarnation,
                 start_nonce=secrets.token_hex(8),
                 policy=Policy(pickup_s=settings.pickup_s),
+                journal=(
+                    Journal(settings.data_dir, days=settings.journal_days, mib=settings.journal_mib)
+                    if settings.journal_days
+                    else None
+                ),
             )
             control = Control(context)
             await control.auth.load()
             await _local_token(control)
             control.logins.load(_panel_key(settings.data_dir))
             context.db.on_commit(context.committed)
-            yield control
+            try:
+                yield control
+            finally:
+                if context.journal is not None:
+                    await asyncio.to_thread(context.journal.close)
             await db.write(lambda tx: events.append(tx, "server.stopped", LOOP, clock.now_ms(), old=str(incarnation)))
         finally:
             await db.close()

@@ -25,7 +25,8 @@ pytest_plugins = ["labfixtures"]  # tests/lab is on the path: pyproject.toml, py
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where the NVIDIA driver has no device node."""
+    """Put what is marked `last` there; skip tests marked `gpu` where the NVIDIA driver has no device node."""
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
     if os.path.exists("/dev/nvidiactl"):
         return
     for item in items:

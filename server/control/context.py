@@ -14,6 +14,7 @@ from cotenant.server.config import Settings
 from cotenant.server.deciding.world import Blocker, Policy
 from cotenant.server.errors import BadRequest, Forbidden, QuotaExceeded, Unavailable
 from cotenant.server.ids import Ids
+from cotenant.server.journal import Journal
 from cotenant.server.keeper import Keeper
 from cotenant.server.live import Live
 from cotenant.server.model.caller import Caller
@@ -114,6 +115,7 @@ class Context:
     turnstile: Turnstile = field(default_factory=Turnstile)
     hosts: dict[str, Host] = field(default_factory=dict)
     wake: Callable[[], None] = lambda: None
+    journal: Journal | None = None
     background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def now(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from cotenant.server.deciding.decide import decide
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class Simulation:
-    """Runs `trace` under `pools` and `owners`. Equal input, equal outcome.
+    """Runs `trace` under `pools` and `owners`. Equal input, equal outcome. `fleet`: its hosts and slots instead, all well.
 
     A job's slots are free the moment it ends. It ends when its work is done, at its time limit at the latest. A victim of a
     preemption saves for at most `SAVE_MS` after the notice, stops, loses no work, and goes back to the queue.
@@ -96,15 +96,21 @@ class Simulation:
         agents: tuple[AgentRules, ...] = (),
         reservations: tuple[Reservation, ...] = (),
         policy: Policy | None = None,
+        fleet: World | None = None,
         begin_ms: int = BEGIN_MS,
         progress: Progress | None = None,
     ) -> None:
         self._policy = policy or Policy()
         self._progress = progress
-        slots = tuple(slot for host in trace.hosts for slot in host.slots())
+        if fleet is None:
+            slots = tuple(slot for host in trace.hosts for slot in host.slots())
+            views = tuple(host.view() for host in trace.hosts)
+        else:
+            slots = tuple(replace(slot, state="free", lease_id=None, reason="") for slot in fleet.slots)
+            views = tuple(replace(view, link="up", mode="ready") for view in fleet.hosts)
         self._units = {slot.key: slot.units for slot in slots}
         self._base = World(
-            hosts=tuple(host.view() for host in trace.hosts), slots=slots, pools=pools, owners=owners, agents=agents,
+            hosts=views, slots=slots, pools=pools, owners=owners, agents=agents,
             reservations=reservations,
         )  # fmt: skip
         self._pools = {pool.name: pool for pool in pools}

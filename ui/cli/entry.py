@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what an agent's client needs to find the server; --write puts it there",
     ),
     "mcp-stdio": ("mcp_stdio", "MCP on standard input and output, for clients that start programs"),
+    "replay": ("replay", "decide the recorded past again, show it, or run it under other rules"),
     "simulate": ("simulate", "run a trace of jobs through the rules, on a virtual clock"),
     "doctor": ("doctor", "check this machine, the database and the server"),
 }

@@ -128,10 +128,11 @@ def wait_rows(told: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     groups += [(f"owner {show.harmless(name)}", waits) for name, waits in told["by_owner"].items()]
     groups += [(f"priority {name}", waits) for name, waits in told["by_priority"].items()]
     for name, waits in groups:
-        yield (name, waits["count"], *(_span(waits[key]) for key in ("mean", "p50", "p95", "max")))
+        yield (name, waits["count"], *(span(waits[key]) for key in ("mean", "p50", "p95", "max")))
 
 
-def _span(seconds: float | None) -> str | None:
+def span(seconds: float | None) -> str | None:
+    """Seconds as a person says them."""
     if seconds is None:
         return None
     if seconds < 120:

@@ -18,10 +18,11 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
+from cotenant.server.deciding.engine import Changes
 from cotenant.server.deciding.records import Reading, Tick, Writing
-from cotenant.server.deciding.world import Decided, Policy, World
+from cotenant.server.deciding.world import Decided, Policy
 from cotenant.server.version import version
 
 log = logging.getLogger(__name__)
@@ -52,27 +53,38 @@ def deciding_version() -> str:
     return f"{version()}+{seen.hexdigest()[:12]}"
 
 
+_Pass: TypeAlias = tuple[Changes, int, Policy, Decided, int]
+
+
 class Journal:
     """Writes the journal of one server. `note` may be called from the loop at any time; it costs an append."""
 
     def __init__(self, data_dir: Path, *, days: int = 30, mib: int = 1024) -> None:
         self._folder = data_dir / FOLDER
         self._days, self._bytes = days, mib << 20
-        self._queue: deque[tuple[World, int, Policy, Decided, int]] = deque()
+        self._queue: deque[_Pass] = deque()
         self._lost = 0
+        self._unnoted: Changes | None = None  # of passes that were lost before they came into the queue
+        self._writing = Writing(deciding_version())
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._segment: Segment | None = None
         self.written = 0
 
-    def note(self, world: World, now_ms: int, policy: Policy, decided: Decided) -> None:
+    def note(self, changes: Changes, now_ms: int, policy: Policy, decided: Decided) -> None:
         """Remember one pass. Where too many wait to be written it is counted as lost."""
         if len(self._queue) >= QUEUE:
             self._lost += 1
+            if self._unnoted is None:
+                self._unnoted = Changes()
+            self._unnoted.go_on(changes)
             return
+        if self._unnoted is not None:
+            self._unnoted.go_on(changes)
+            changes, self._unnoted = self._unnoted, None
         lost, self._lost = self._lost, 0
-        self._queue.append((world, now_ms, policy, decided, lost))
+        self._queue.append((changes, now_ms, policy, decided, lost))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
             self._thread.start()
@@ -110,7 +122,11 @@ class Journal:
                     self._segment.close()
                 self._forget()
                 self._segment = Segment(self._folder, batch[0][1])
-            self._segment.write(batch)
+                self._writing.begin()
+            elif self._segment.passes >= WHOLE_EVERY:
+                self._segment.passes = 0
+                self._writing.begin()
+            self._segment.write([self._writing.record(*one) for one in batch])
             self.written += len(batch)
         except Exception as error:
             log.warning(
@@ -120,6 +136,8 @@ class Journal:
                 exc_info=not isinstance(error, OSError),
             )
             self._lost += len(batch)
+            for one in batch:
+                self._writing.follow(one[0])  # once more does no harm
             if self._segment is not None:
                 with contextlib.suppress(OSError):
                     self._segment.close()
@@ -149,17 +167,12 @@ class Segment:
                 break
             except FileExistsError:
                 number += 1
-        self._writing = Writing(deciding_version())
-        self._since_whole = 0
+        self.passes = 0  # since the last whole world
         self.size = 0
 
-    def write(self, batch: list[tuple[World, int, Policy, Decided, int]]) -> None:
-        """One frame with these ticks."""
-        self._since_whole += len(batch)
-        if self._since_whole > WHOLE_EVERY:
-            self._writing.begin()
-            self._since_whole = 0
-        lines = [self._writing.record(*tick) for tick in batch]
+    def write(self, lines: list[str]) -> None:
+        """One frame with these records."""
+        self.passes += len(lines)
         body = zlib.compress("\n".join(lines).encode(), 1)
         frame = _HEAD.pack(len(body), zlib.crc32(body)) + body
         if os.write(self._fd, frame) != len(frame):

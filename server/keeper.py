@@ -13,7 +13,7 @@ from typing import TypeAlias, cast, get_args
 from cotenant.hostd.protocol import CardState
 from cotenant.server.config import Settings
 from cotenant.server.deciding.draining import draining
-from cotenant.server.deciding.engine import Engine
+from cotenant.server.deciding.engine import Changes, Engine
 from cotenant.server.deciding.world import (
     UNITS_PER_CARD,
     Ask,
@@ -71,7 +71,6 @@ class Keeper:
         self.bookings: dict[str, Booking] = {}  # by ask, as of the last pass
         self._undecided = True
         self._engine: Engine | None = None
-        self._heads: World | None = None  # that the last turn needed
         self.living: dict[str, Holding] = {}
         self.ended: dict[str, Holding] = {}
         self.uses: dict[SlotKey, tuple[str, str, str]] = {}
@@ -468,7 +467,7 @@ class Keeper:
         self.settled()
         if self._engine is None:
             self.waiting.take_touched()
-            self._engine = Engine(self.world(), now_ms, policy)
+            self._engine = Engine(self.world(), now_ms, policy, record=True)
         else:
             self._engine.sync(self._world(()), now_ms)
             for ask_id in self.waiting.take_touched():
@@ -477,16 +476,12 @@ class Keeper:
                     self._engine.drop(ask_id)
                 else:
                     self._engine.put(ask)
-        self._heads = None
-        return self._engine.turn(now_ms, self._look_at_heads)
+        return self._engine.turn(now_ms, self.heads)
 
-    def _look_at_heads(self) -> World:
-        self._heads = self.heads()
-        return self._heads
-
-    def decided_on(self) -> World:
-        """The world that the last `turn` decided on, until the next change."""
-        return self.world() if self._heads is None else self._heads
+    def take_changes(self) -> Changes:
+        """What became of the world from the turn before the last to the last one. To be asked for after every turn."""
+        assert self._engine is not None
+        return self._engine.take_changes()
 
     def doubt_decided(self) -> None:
         """Decide again, though nothing is known to have changed."""

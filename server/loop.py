@@ -150,8 +150,9 @@ class Loop:
         if not (due or context.keeper.undecided):
             return  # what came stands behind equals that wait already
         decided = context.keeper.turn(now, context.policy)
+        changes = context.keeper.take_changes()
         if context.journal is not None:
-            context.journal.note(context.keeper.decided_on(), now, context.policy, decided)
+            context.journal.note(changes, now, context.policy, decided)
         context.keeper.bookings = {booking.ask_id: booking for booking in decided.bookings}
         if writer is not None and decided.wake_at_ms is not None and decided.wake_at_ms != self._wake_at_ms:
             self.wake()  # `run` sleeps until what was due before

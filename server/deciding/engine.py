@@ -7,9 +7,11 @@ on the same world, but for the waits: why somebody waits is worked out by `decid
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import compress, count
 from operator import is_not, itemgetter
+from typing import Any
 
 from cotenant.server.deciding import reasons
 from cotenant.server.deciding.decide import OWN, Pass, decide
@@ -31,18 +33,49 @@ from cotenant.server.deciding.world import (
 )
 
 
+class Changes:
+    """What became of a world: `world` anew where it was built anew, and then what was put (or None: is gone) of each part."""
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world
+        self.parts: dict[str, dict[Any, Any]] = {}  # part -> key -> what is there now
+        self.whole: dict[str, tuple[Any, ...]] = {}  # parts that are replaced as a whole
+
+    def note(self, part: str, key: Any, what: Any) -> None:
+        """One of a part is there, is another, or is gone."""
+        self.parts.setdefault(part, {})[key] = what
+
+    def go_on(self, later: Changes) -> None:
+        """Add what became of it after that."""
+        if later.world is not None:
+            self.world, self.parts, self.whole = later.world, {}, {}
+        for name, part in later.parts.items():
+            self.parts.setdefault(name, {}).update(part)
+        self.whole.update(later.whole)
+
+
 class Engine:
     """Keeps a world and decides on it. `world` is what `turn` hands to `decide` where it does not know better."""
 
-    def __init__(self, world: World, now_ms: int, policy: Policy) -> None:
+    def __init__(self, world: World, now_ms: int, policy: Policy, *, record: bool = False) -> None:
+        """`record`: `take_changes` will be asked for, and must be, since changes gather until then."""
         self._policy = policy
+        self._record = record
+        self._changes = Changes()
+        self._mirror: Mirror
         self._build(world, now_ms)
         self.lanes = Lanes(self._mirror.pools, now_ms)
         for ask in world.asks:
             self.put(ask)
 
+    def take_changes(self) -> Changes:
+        """What became of the world since this was last called."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
     def _build(self, world: World, now_ms: int) -> None:
         self._world = world
+        self._changes.world = replace(world, asks=())
         self._mirror = Mirror(world, now_ms, self._policy)
         #: Every lease by its identity: one that is another object has changed.
         self._known = {id(lease): lease for lease in (*world.holdings, *world.cleaning)}
@@ -57,9 +90,14 @@ class Engine:
 
     # ---- what changed -------------------------------------------------------------------------
 
+    def _note(self, part: str, key: Any, what: Any) -> None:
+        if self._record:
+            self._changes.note(part, key, what)
+
     def put(self, ask: Ask) -> bool:
         """Something waits, or waits otherwise than before. Gives whether that can change what the next turn decides."""
         known = ask.id in self.lanes.asks
+        self._note("asks", ask.id, ask)
         lane = self.lanes.put(ask)
         return known or lane is None or ask.not_after_ms is not None or self._matters(lane, ask)
 
@@ -74,17 +112,20 @@ class Engine:
 
     def drop(self, ask_id: str) -> None:
         """It waits no more."""
-        self.lanes.drop(ask_id)
+        if self.lanes.drop(ask_id) is not None:
+            self._note("asks", ask_id, None)
 
     def hold(self, lease: Holding, *, cleaning: bool = False) -> None:
         """A lease is there, or is over and its slots are being cleaned."""
         self._mirror.hold(lease, cleaning=cleaning)
         self._known[id(lease)] = lease
+        self._note("cleaning" if cleaning else "holdings", lease.id, lease)
         if lease.kind == "direct" and not cleaning:
             self._direct[lease.id] = lease
 
     def let_go(self, lease_id: str) -> None:
         """A lease is over and its slots are clean."""
+        self._note("holdings" if lease_id in self._mirror.living else "cleaning", lease_id, None)
         lease = self._mirror.let_go(lease_id)
         del self._known[id(lease)]
         self._direct.pop(lease_id, None)
@@ -96,6 +137,7 @@ class Engine:
         if rules != (was.pools, was.owners, was.agents) or not self._see_fleet(was, world):
             self._build(world, now_ms)
             self.lanes.set_rules(self._mirror.pools)
+            self._changes = Changes(replace(world, asks=tuple(self.lanes.asks.values())))
             return
         mirror = self._mirror
         there = set(map(id, world.holdings))
@@ -107,6 +149,9 @@ class Engine:
                 for lease in [lease for lease in leases if id(lease) not in self._known]:
                     self.hold(lease, cleaning=cleaning)
         mirror.reservations = world.reservations
+        for name in ("reservations", "preemptions", "spent"):
+            if getattr(world, name) is not getattr(was, name):
+                self._changes.whole[name] = getattr(world, name)
         if world.spent is not was.spent:
             self.spend(world.spent)
         self._world = world
@@ -122,8 +167,11 @@ class Engine:
             return False
         if world.hosts is not was.hosts:
             for before, after in zip(was.hosts, world.hosts, strict=True):
-                if before is not after and (before.name != after.name or not self._mirror.look(after)):
+                if before is after:
+                    continue
+                if before.name != after.name or not self._mirror.look(after):
                     return False
+                self._note("hosts", after.name, after)
         changed: list[Slot] = []
         for number in compress(count(), map(is_not, was.slots, world.slots)):
             before_slot, slot = was.slots[number], world.slots[number]
@@ -132,6 +180,7 @@ class Engine:
             changed.append(slot)
         for slot in changed:
             self._mirror.see(slot)
+            self._note("slots", slot.key, slot)
         return True
 
     # ---- deciding -----------------------------------------------------------------------------
@@ -144,17 +193,19 @@ class Engine:
         mirror, lanes = self._mirror, self.lanes
         mirror.advance(now_ms)
         lanes.advance(now_ms)
-        if self._needs_all or self._world.preemptions:
-            return decide(world(), now_ms, self._policy)
-        ends = expired(self._direct.values(), now_ms)
-        late = lanes.closed(now_ms)
-        given_up = [GiveUp(ask.id, reasons.window_closed(ask)) for ask in late]
         due = direct_ends(self._direct.values())
         if (at := lanes.next_ms()) is not None:
             due.append(at)
         if len(lanes):
             due += rule_changes(mirror.pools.values(), mirror.reservations, now_ms)
         due_ms = min((at for at in due if at > now_ms), default=None)
+        if self._needs_all or self._world.preemptions:
+            decided = decide(world(), now_ms, self._policy)
+            # `world` may leave out equal asks, which have times of their own
+            return replace(decided, wake_at_ms=min((at for at in (due_ms, decided.wake_at_ms) if at), default=None))
+        ends = expired(self._direct.values(), now_ms)
+        late = lanes.closed(now_ms)
+        given_up = [GiveUp(ask.id, reasons.window_closed(ask)) for ask in late]
         if len(lanes) <= len(late):
             return Decided((*ends, *given_up), due_ms)
         state = Pass(mirror)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
+from cotenant.server.deciding.engine import Changes
 from cotenant.server.deciding.world import (
     AgentRules,
     Ask,
@@ -92,53 +93,54 @@ def _tuples(value: Any) -> Any:
 
 
 class Writing:
-    """Turns one tick after another into records; the first, and any after `begin`, holds the whole world."""
+    """Turns one tick after another into records; the first, and any after `begin`, holds the whole world.
+
+    It follows the world by its changes, so that a record costs what changed, not what there is.
+    """
 
     def __init__(self, version: str) -> None:
         self._version = version
-        self._seen: dict[str, tuple[Any, ...]] = {}
-        self._known: dict[str, dict[int, Any]] = {}  # by identity, so that nothing needs to be compared
+        self._parts: dict[str, dict[Any, Any]] = {name: {} for name in PARTS}
         self._policy: Policy | None = None
 
     def begin(self) -> None:
         """Let the next record be whole."""
         self._policy = None
 
-    def record(self, world: World, now_ms: int, policy: Policy, decided: Decided, lost: int = 0) -> str:
+    def follow(self, changes: Changes) -> dict[str, Any]:
+        """Take over what changed; gives it as it is recorded."""
+        if changes.world is not None:
+            for name, (_, key) in PARTS.items():
+                self._parts[name] = {key(one): one for one in getattr(changes.world, name)}
+            self.begin()
+        out: dict[str, Any] = {}
+        for name, part in changes.parts.items():
+            known = self._parts[name]
+            gone = [of for of, one in part.items() if one is None and known.pop(of, None) is not None]
+            put = {of: one for of, one in part.items() if one is not None}
+            known.update(put)
+            out[name] = {"put": list(put.values()), "gone": gone}
+        for name, whole in changes.whole.items():
+            key = PARTS[name][1]
+            now = {key(one): one for one in whole}
+            out[name] = {"put": whole, "gone": [of for of in self._parts[name] if of not in now]}
+            self._parts[name] = now
+        return out
+
+    def record(self, changes: Changes, now_ms: int, policy: Policy, decided: Decided, lost: int = 0) -> str:
         """One tick as one line; `lost` ticks before it were never recorded."""
         out: dict[str, Any] = {"at_ms": now_ms}
         if lost:
             out["lost"] = lost
-        if self._policy is None or policy != self._policy:
+        changed = self.follow(changes)
+        if policy != self._policy:
             self._policy = policy
             out["version"] = self._version
             out["policy"] = policy
-            out["world"] = world
-            for name in PARTS:
-                part = getattr(world, name)
-                self._seen[name], self._known[name] = part, dict(zip(map(id, part), part, strict=True))
+            out["world"] = {name: list(part.values()) for name, part in self._parts.items()}
         else:
-            changes = {}
-            for name, (_, key) in PARTS.items():
-                part = getattr(world, name)
-                before = self._seen[name]
-                if part is before or (len(part) == len(before) and all(map(_same, part, before))):
-                    continue
-                changes[name] = self._change(name, part, key)
-            out["changes"] = changes
+            out["changes"] = changed
         return f'{_encode(out)[:-1]},"decided":{canonical(decided)}}}'
-
-    def _change(self, name: str, part: tuple[Any, ...], key: Callable[[Any], Any]) -> dict[str, Any]:
-        known, now = self._known[name], dict(zip(map(id, part), part, strict=True))
-        self._seen[name], self._known[name] = part, now
-        put = [now[one] for one in now if one not in known]
-        there = {key(one) for one in put}
-        gone = [of for one in known if one not in now and (of := key(known[one])) not in there]
-        return {"put": put, "gone": gone}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other
 
 
 @dataclass(frozen=True)

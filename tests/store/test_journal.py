@@ -8,6 +8,7 @@ import pytest
 
 from cotenant.server import journal, replaying
 from cotenant.server.deciding.decide import decide
+from cotenant.server.deciding.engine import Changes
 from cotenant.server.deciding.world import Ask, HostView, Needs, Policy, PoolRules, Slot, World
 from cotenant.server.journal import Journal
 
@@ -24,7 +25,7 @@ def write(folder: Path, first: int, count: int) -> None:
     it = Journal(folder)
     for number in range(first, first + count):
         world = asking(number)
-        it.note(world, number, POLICY, decide(world, number, POLICY))
+        it.note(Changes(world), number, POLICY, decide(world, number, POLICY))
     it.close()
 
 
@@ -83,7 +84,7 @@ def test_files_are_closed_when_they_are_large_and_the_oldest_go_first(
     for number in range(1, 9001):
         while len(it._queue) >= journal.QUEUE // 2:
             it._closing.wait(0.001)
-        it.note(asking(number), number, POLICY, decide(asking(number), number, POLICY))
+        it.note(Changes(asking(number)), number, POLICY, decide(asking(number), number, POLICY))
     it.close()
     found, damages = times(tmp_path)
     assert damages == []
@@ -95,7 +96,7 @@ def test_what_is_too_much_is_counted_and_nothing_waits(tmp_path: Path, monkeypat
     monkeypatch.setattr(journal, "QUEUE", 10)
     it = Journal(tmp_path)
     for number in range(1, 31):
-        it.note(asking(number), number, POLICY, decide(asking(number), number, POLICY))
+        it.note(Changes(asking(number)), number, POLICY, decide(asking(number), number, POLICY))
     it.close()
     write(tmp_path, 100, 1)
     found = list(journal.all_ticks(tmp_path, []))
@@ -106,7 +107,7 @@ def test_what_is_too_much_is_counted_and_nothing_waits(tmp_path: Path, monkeypat
 def test_lost_passes_stand_in_the_next_record(tmp_path: Path) -> None:
     it = Journal(tmp_path)
     it._lost = 4
-    it.note(asking(1), 1, POLICY, decide(asking(1), 1, POLICY))
+    it.note(Changes(asking(1)), 1, POLICY, decide(asking(1), 1, POLICY))
     it.close()
     assert [tick.lost for tick in journal.all_ticks(tmp_path, [])] == [4]
 
@@ -123,7 +124,7 @@ def test_a_pass_that_is_decided_differently_is_found(tmp_path: Path) -> None:
         decided = decide(asking(number), number, POLICY)
         if number == 3:
             decided = replace(decided, decisions=())
-        it.note(asking(number), number, POLICY, decided)
+        it.note(Changes(asking(number)), number, POLICY, decided)
     it.close()
     ticks = list(journal.all_ticks(tmp_path, []))
     found = replaying.compare(ticks, journal.deciding_version())

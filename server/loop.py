@@ -24,7 +24,7 @@ from cotenant.server.deciding.world import Blocker, Expire, GiveUp, Notice, Pree
 from cotenant.server.errors import Unavailable
 from cotenant.server.model.caller import LOOP
 from cotenant.server.model.states import LeaseState
-from cotenant.server.store import events, leases, requests, waits
+from cotenant.server.store import events, forecasts, leases, requests, waits
 from cotenant.server.store.db import Tx
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ class Loop:
             self._housekept_s = now_s
             await context.db.write(partial(requests.forget_old, now_ms=now_ms))
             await context.db.write(partial(waits.forget_old, now_ms=now_ms))
+            await context.db.write(partial(forecasts.forget_old, now_ms=now_ms))
 
     def decide_before_commit(self, writer: sqlite3.Connection, dirty: set[tuple[str, str]]) -> None:
         """A pass over rows that are about to be committed; the starts it makes join their COMMIT."""

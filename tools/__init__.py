@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from cotenant.server.mcp.tool import Tool
-from cotenant.tools import events, fleet, jobs, leases, logs, quota
+from cotenant.tools import events, fleet, foresight, jobs, leases, logs, quota
 
 ALL: tuple[Tool, ...] = (
     quota.quota_status,
@@ -19,6 +19,8 @@ ALL: tuple[Tool, ...] = (
     jobs.submit_job,
     jobs.get_job,
     jobs.explain_job,
+    foresight.estimate_wait,
+    foresight.suggest_resources,
     jobs.list_jobs,
     jobs.wait_job,
     logs.tail_logs,

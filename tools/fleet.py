@@ -26,7 +26,7 @@ async def list_gpus(
     Use it to find out who uses a card, why one is not to be had, or what models there are. state is free, held (a
     lease has it), cleaning (just given back), occupied (somebody works on it without a lease), sick, lost, unverified
     or unknown; reason says more. Numbers are from observed_at; null means not known, never 0. simulated cards are not
-    real. To use a card call acquire_lease or submit_job: seeing it free gives you no right to it.
+    real. To use one call acquire_lease or submit_job.
     """
     return await call.control.views.list_gpus(call.caller, host=host, pool=pool, state=state)
 
@@ -51,8 +51,8 @@ async def list_queues(
     """See who waits in each pool's waiting line, in which order, for how many cards and why.
 
     entries are in the order in which they will be served; blocker is the main reason each one waits; paused means that
-    a person stopped the queue, draining that what runs there finishes and nothing new starts. Use it to see who is before you and to choose a pool with a short line; get_job has
-    the full reasons of one job. Being far behind is no reason to submit again.
+    a person stopped the queue, draining that what runs there finishes and nothing new starts. Use it to choose a pool with
+    a short line; get_job has the full reasons of one job. Being far behind is no reason to submit again.
     """
     return await call.control.views.list_queues(call.caller, pool=pool, limit=limit)
 
@@ -61,7 +61,7 @@ async def list_queues(
 async def list_agents(call: Call) -> AgentList:
     """See who shares the machines with you, agents and people: on line or not, and how much each holds and waits for.
 
-    online means seen within two minutes. Use it to learn whose work is beside yours, who to agree with, or which name
+    online means seen within two minutes. Use it to learn whose work is beside yours or which name
     to give hand_over. client, host and cwd say where each works, in its own words; null where it did not say or you may
     not see it. Which cards exactly somebody holds is in list_leases(holder).
     """

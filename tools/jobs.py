@@ -120,8 +120,7 @@ async def get_job(call: Call, job_id: JobId) -> JobAnswer:
     state is held, queued, provisioning, deploying, running, suspended, stopping, preempted, lost (the host does not
     answer: unknown, not failed) or one of the final succeeded, failed, cancelled. blockers: the first is the main
     reason it waits, helps says what would remove it. failure_class, message and log_tail say why it failed. Inside
-    fields (command, workdir …) are null for another owner's job. To wait for the end use wait_job instead of calling
-    this again and again.
+    fields (command, workdir …) are null for another owner's job. To wait for the end use wait_job.
     """
     return await call.control.jobs.get(call.caller, job_id)
 
@@ -312,8 +311,8 @@ async def retry_job(
     """Run an ended job once more, with the same spec, as a new job. It starts from zero, not from a checkpoint.
 
     Use it after you mended what made it fail outside the spec (data, a full disk); for another command or other
-    settings use submit_job. Returns the new job; its lease, fence and attempts are its own. A held job is released
-    instead and stays the same job. Of an array the elements that are meant become a new array, under the same indices.
+    settings use submit_job. Returns the new job. A held job is released instead and stays the same job. Of an array the
+    elements that are meant become a new array, under the same indices.
     Refused with not_final: it has not ended yet, so wait_job, or cancel_job first.
     """
     return await call.control.jobs.retry(call.caller, job_id, only=only, indices=indices, request_id=request_id)

@@ -133,8 +133,7 @@ async def hand_over(
     """Pass one of your leases or jobs to another caller, or accept one that was offered to you.
 
     To give: name the receiver in to; the answer says that the offer stands. To accept: call it with the same object_id
-    and your own name in to; until then nothing changes (status is offered). Between agents of one owner it is done at
-    once. Refused with quota_exceeded: it counts against the receiver's caps, who must release something first; with
+    and your own name in to. Between agents of one owner it is done at once. Refused with quota_exceeded: it counts against the receiver's caps; with
     job_lease: hand over the job instead; with no_such_caller: list_agents has the names.
     """
     return HandOverAnswer(**await call.control.leases.hand_over(call.caller, object_id, to, request_id=request_id))

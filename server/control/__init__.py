@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cotenant.server.control.auth import Auth
 from cotenant.server.control.context import Changes, Context
+from cotenant.server.control.foresight import Foresight
 from cotenant.server.control.holds import Holds
 from cotenant.server.control.hosts import Hosts
 from cotenant.server.control.idling import Idling
@@ -35,6 +36,7 @@ class Control:
         self.logins = Logins(context, self.auth)
         self.confirmations = Confirmations(context)
         self.waits = Waits(context)
+        self.foresight = Foresight(context, self.views)
         self.preempting = Preempting(context, self.jobs)
         self.idling = Idling(context, self.leases, self.preempting)
         self.hosts = Hosts(context, self.holds, self.jobs, self.preempting)

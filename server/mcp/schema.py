@@ -6,6 +6,7 @@ are put in place, and empty words are dropped. Nothing here knows any tool.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -60,6 +61,45 @@ def without_inner_required(schema: dict[str, Any]) -> dict[str, Any]:
 
     out: dict[str, Any] = strip(schema)
     return {**out, "required": schema["required"]} if schema.get("required") else out
+
+
+def shallow(schema: dict[str, Any]) -> dict[str, Any]:
+    """`schema` of an answer whose inner objects name what they hold, but not what objects within those hold."""
+    defs = schema.get("$defs", {})
+
+    def resolved(node: dict[str, Any]) -> dict[str, Any]:
+        name = str(node.get("$ref", "")).rpartition("/")[2]
+        return defs.get(name, node) if name else node
+
+    def bare(node: dict[str, Any]) -> dict[str, Any]:
+        """A property of an inner object: objects in it only say that they are objects."""
+        here = resolved(node)
+        if "anyOf" in here:
+            kinds = [bare(option).get("type") for option in here["anyOf"]]
+            return {"type": kinds} if "object" in kinds or "array" in kinds else node
+        if "properties" in here:
+            return {"type": here["type"]}
+        if "items" in here and bare(here["items"]) != here["items"]:
+            return {"type": here["type"]}
+        return node
+
+    def inner(node: dict[str, Any]) -> dict[str, Any]:
+        here = resolved(node)
+        if "anyOf" in here:
+            return {**here, "anyOf": [inner(option) for option in here["anyOf"]]}
+        if "properties" in here:
+            return {**here, "properties": {name: bare(value) for name, value in here["properties"].items()}}
+        if "items" in here:
+            return {**here, "items": node["items"] if "$ref" in node.get("items", {}) else inner(here["items"])}
+        return node
+
+    out = {**schema, "properties": {name: inner(value) for name, value in schema.get("properties", {}).items()}}
+    if "$defs" in out:
+        used = json.dumps(out["properties"])
+        out["$defs"] = {name: inner(value) for name, value in defs.items() if f"#/$defs/{name}" in used}
+        if not out["$defs"]:
+            del out["$defs"]
+    return out
 
 
 def _shrink(node: Any, describe: bool, *, names: bool = False) -> Any:

@@ -24,7 +24,7 @@ import mcp_types as wire
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from cotenant.server.errors import BadRequest
-from cotenant.server.mcp.schema import compact, names_only, without_inner_required, without_limits
+from cotenant.server.mcp.schema import compact, names_only, shallow, without_inner_required, without_limits
 from cotenant.server.model import text
 
 Scope = Literal["read", "write"]
@@ -117,7 +117,7 @@ class Tool:
         merged["properties"] = {**merged["properties"], **self.extra_output}
         small = compact(merged, describe=False)
         small.pop("description", None)
-        return without_inner_required(small)
+        return shallow(without_inner_required(small))
 
     @cached_property
     def listing(self) -> dict[str, Any]:

@@ -523,6 +523,33 @@ class ExplainAnswer:
 
 
 @dataclass(frozen=True)
+class EstimateAnswer:
+    """When something starts, from the present world run forward. Null where nobody can know."""
+
+    job_id: str | None
+    wait_s: int | None  # until likely_at
+    earliest_at: str | None
+    likely_at: str | None
+    latest_at: str | None
+    basis: list[str]
+    record: str  # how past forecasts came true
+
+
+@dataclass(frozen=True)
+class SuggestAnswer:
+    """What to ask for. Null where there is nothing to base it on."""
+
+    runs: int  # like it, that have ended
+    gpus: int | None
+    gpu_memory_mib: int | None
+    memory_mib: int | None
+    hours: float | None
+    pool: str
+    free_cards: int  # that you could take there now
+    basis: list[str]
+
+
+@dataclass(frozen=True)
 class JobRow:
     """A job in a list."""
 

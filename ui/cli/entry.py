@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "lease cards and run a command in the foreground: run [options] -- CMD"),
     "lease": ("lease", "acquire, wait, heartbeat, release, list, show, hand-over, evict"),
     "job": ("job", "list, show, wait, cancel, retry, signal, hold, release, hand-over, evict, abandon"),
+    "estimate": ("foresight", "when a waiting job will start, or one that you think of"),
+    "suggest": ("foresight", "what to ask for, from like runs of yours"),
     "templates": ("templates", "what submit --template can fill in"),
     "logs": ("logs", "what a job printed; -f follows"),
     "quota": ("quota", "how many cards you may take now; set, reset, list, evict-excess"),

@@ -30,6 +30,8 @@ TOOLS: dict[str, str] = {
     "hold_job": "cotenant job hold",
     "release_job": "cotenant job release",
     "explain_job": "cotenant job explain",
+    "estimate_wait": "cotenant estimate",
+    "suggest_resources": "cotenant suggest",
     "modify_job": "cotenant job modify",
     "list_queues": "cotenant queues",
     "list_hosts": "cotenant hosts",

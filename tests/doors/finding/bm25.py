@@ -45,7 +45,8 @@ GLOSSARY = {
     "在线": "on line", "驱动": "driver", "版本": "version", "共用": "share", "谁": "who", "事件": "event",
     "发生": "happened", "昨天晚上": "history since", "现在": "now", "还有": "", "几张": "how many", "多少": "how many",
     "哪些": "which", "哪台": "which", "优先级": "priority", "处理器": "processor", "调高": "raise", "解释": "explain", "怎样": "what help", "改成": "change", "改": "change", "时间限制": "hours time limit", "冻结": "freeze suspend",
-    "留着": "keep", "磁盘": "disk",
+    "留着": "keep", "磁盘": "disk", "预计": "estimate forecast", "什么时候": "when", "开始": "start", "建议": "suggest",
+    "以前": "ended past", "小时": "hours",
 }  # fmt: skip
 _LONGEST = max(map(len, GLOSSARY))
 

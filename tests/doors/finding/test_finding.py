@@ -43,6 +43,10 @@ ENGLISH = (
     ("Keep my waiting job from starting for now", "hold_job"),
     ("Let the job I put on hold go on", "release_job"),
     ("Who is in front of me in the waiting line?", "list_queues"),
+    ("When will my queued job start, roughly?", "estimate_wait"),
+    ("Give me a forecast: how long would a job with four GPUs wait?", "estimate_wait"),
+    ("Suggest how much memory and how many hours my run needs, from past runs", "suggest_resources"),
+    ("What should I ask for, going by like runs that ended?", "suggest_resources"),
     ("Do all machines answer, and which driver do they have?", "list_hosts"),
     ("What happened last night, and who did it?", "list_events"),
 )
@@ -83,6 +87,8 @@ CHINESE = (
     ("哪台机器掉线了，驱动是什么版本？", "list_hosts"),
     ("还有谁在线，和我共用这些机器？", "list_agents"),
     ("昨天晚上发生了什么事件？", "list_events"),
+    ("预计我的任务什么时候能开始？", "estimate_wait"),
+    ("根据以前的运行，建议我申请多少显存和多少小时？", "suggest_resources"),
 )
 
 

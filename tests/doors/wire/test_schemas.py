@@ -149,8 +149,10 @@ async def test_answers_fit_the_schemas_they_promise(server: Any, tokens: dict[st
         assert set(listed["acquire_lease"].output_schema["required"]) <= set(lease)
         await alice.call("heartbeat", lease_id=lease["lease_id"], request_id="any")
         await alice.call("release_lease", lease_id=lease["lease_id"])
+        # the places for jobs without a card are shared with what other tests of this server left running
         dry = await alice.call("submit_job", command="true", gpus=0, dry_run=True)
-        assert dry["dry_run"] is True and dry["would_start"] is True and dry["job_id"] == ""
+        assert dry["dry_run"] is True and dry["job_id"] == ""
+        assert dry["would_start"] is not bool(dry["blockers"])
 
 
 def test_the_page_about_mcp_names_every_tool_and_resource() -> None:

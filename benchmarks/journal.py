@@ -19,7 +19,8 @@ from deciding import HOUR_MS, NOW_MS, asks, fleet, full
 
 from cotenant.server.deciding.engine import Changes, Engine
 from cotenant.server.deciding.world import Ask, Decided, Holding, Policy, Start
-from cotenant.server.journal import Journal, segments
+from cotenant.server.journal import Journal
+from cotenant.server.segments import segments
 
 PASSES = 300
 

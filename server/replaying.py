@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from difflib import unified_diff
+from typing import Any, Final
 
 from cotenant.server.deciding.decide import decide
 from cotenant.server.deciding.records import Tick, canonical, recanonical
 from cotenant.server.deciding.world import Ask, Holding, Needs, SlotKey, World
 from cotenant.server.simulating.trace import SimHost, SimJob, Trace
+
+#: Lines of a difference that are printed.
+SHOWN_LINES: Final = 20
 
 
 @dataclass
@@ -26,15 +31,13 @@ class Compared:
     difference: str = ""
 
 
-def compare(found: Iterable[Tick], version: str, *, until_ms: int | None = None, any_version: bool = False) -> Compared:
+def compare(found: Iterable[Tick], version: str, *, any_version: bool = False) -> Compared:
     """Decide every tick again and compare the texts; ends at the first that differs.
 
     Ticks that another version decided are counted and left out, unless `any_version`.
     """
     out = Compared()
     for tick in found:
-        if until_ms is not None and tick.at_ms > until_ms:
-            break
         out.ticks += 1
         out.lost += tick.lost
         out.first_ms = tick.at_ms if out.first_ms is None else out.first_ms
@@ -46,19 +49,23 @@ def compare(found: Iterable[Tick], version: str, *, until_ms: int | None = None,
         again = canonical(decide(tick.world, tick.at_ms, tick.policy))
         out.decisions += len(tick.decided["decisions"])
         if recorded != again:
-            out.differs_at_ms, out.difference = tick.at_ms, _difference(recorded, again)
+            out.differs_at_ms, out.difference = tick.at_ms, _difference(tick.decided, json.loads(again))
             break
     return out
 
 
-def _difference(recorded: str, again: str) -> str:
-    place = next(
-        (i for i, (a, b) in enumerate(zip(recorded, again, strict=False)) if a != b), min(len(recorded), len(again))
-    )
-    begin = max(0, place - 60)
-    return (
-        f"at byte {place}:\n  recorded: …{recorded[begin : place + 100]}…\n  now:      …{again[begin : place + 100]}…"
-    )
+def _difference(recorded: Any, again: Any) -> str:
+    """The lines of both that the other has not, one decision or booking a line; - is the record, + is now."""
+    lines = unified_diff(_lines(recorded), _lines(again), "recorded", "now", n=1, lineterm="")
+    found = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    more = len(found) - SHOWN_LINES
+    return "\n".join([*found[:SHOWN_LINES], *([f"… and {more} lines more"] if more > 0 else [])])
+
+
+def _lines(decided: Any) -> list[str]:
+    out = [f"{kind} {recanonical(value)}" for kind, value in decided["decisions"]]
+    out += [f"Booking {recanonical(one)}" for one in decided["bookings"]]
+    return [*out, f"looks again at {decided['wake_at_ms']}"]
 
 
 def shown(tick: Tick) -> dict[str, Any]:
@@ -123,11 +130,11 @@ class Past:
     waited_ms: dict[str, int]  # by job of the trace
 
 
-def recorded(found: Iterable[Tick], *, from_ms: int | None = None, until_ms: int | None = None) -> Past:
+def recorded(found: Iterable[Tick]) -> Past:
     """What was asked for and how long it ran, from the ticks of a journal.
 
     Every lease is one job of the trace: asked for when its ask was made, with the ask's needs, and over when its slots were
-    given up; what still runs at the end runs to the end of the record. Leases that were taken at once, without a place in the
+    given up; what ran when the record begins asks then, for the rest of its time; what still runs at the end runs to the end of the record. Leases that were taken at once, without a place in the
     line, were asked for when they were granted. What still waits at the end is left out, for nobody knows how long it would run.
 
     Raises:
@@ -139,10 +146,6 @@ def recorded(found: Iterable[Tick], *, from_ms: int | None = None, until_ms: int
     last: Tick | None = None
     begin = 0
     for tick in found:
-        if until_ms is not None and tick.at_ms > until_ms:
-            break
-        if from_ms is not None and tick.at_ms < from_ms:
-            continue
         if last is None:
             begin = tick.at_ms
         last = tick
@@ -191,7 +194,8 @@ def _job(one: _Held, numbers: dict[str, int], begin_ms: int, end_ms: int) -> Sim
     ask, lease = one.ask, one.lease
     name = (lease.job_id or lease.id) if lease is not None else ask.id if ask is not None else ""
     number = numbers[name] = numbers.get(name, 0) + 1
-    runs = max(1, (end_ms if one.ended_ms is None else one.ended_ms) - one.granted_ms)
+    # of what ran already when the record begins only the rest is in it
+    runs = max(1, (end_ms if one.ended_ms is None else one.ended_ms) - max(one.granted_ms, begin_ms))
     if ask is not None:
         asked, needs, hours = ask.queued_at_ms, ask.needs, ask.hours_ms
         who = (ask.owner, ask.agent, ask.human, ask.priority, ask.pool)

@@ -23,6 +23,7 @@ from cotenant.server.control import Control
 from cotenant.server.control.context import Context
 from cotenant.server.control.tokens import NAME, TOKEN_PREFIX, write_token
 from cotenant.server.deciding.world import Policy
+from cotenant.server.errors import Unavailable
 from cotenant.server.ids import Ids
 from cotenant.server.journal import Journal
 from cotenant.server.keeper import Keeper
@@ -81,12 +82,8 @@ async def core(settings: Settings, clock: Clock | None = None, ids: Ids | None =
                 incarnation=incarnation,
                 start_nonce=secrets.token_hex(8),
                 policy=Policy(pickup_s=settings.pickup_s),
-                journal=(
-                    Journal(settings.data_dir, days=settings.journal_days, mib=settings.journal_mib)
-                    if settings.journal_days
-                    else None
-                ),
             )
+            context.journal = _journal(context)
             control = Control(context)
             await control.auth.load()
             await _local_token(control)
@@ -102,6 +99,29 @@ async def core(settings: Settings, clock: Clock | None = None, ids: Ids | None =
             await db.close()
     finally:
         lock.release()
+
+
+def _journal(context: Context) -> Journal | None:
+    """The journal of this server; that it fails, or works again, becomes an event. None where nobody wants one."""
+    settings, loop = context.settings, asyncio.get_running_loop()
+    if not settings.journal_days:
+        return None
+
+    async def record(reason: str | None) -> None:
+        kind, severity = ("journal.resumed", "info") if reason is None else ("journal.failed", "warning")
+
+        def write(tx: Tx) -> None:
+            events.append(tx, kind, LOOP, context.now(), severity=severity, reason=reason)
+
+        # on a full disk there may be no room for the event either; the log has it
+        with contextlib.suppress(Unavailable):
+            await context.db.write(write)
+
+    def tell(reason: str | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(lambda: context.background_task(record(reason)))
+
+    return Journal(settings.data_dir, days=settings.journal_days, mib=settings.journal_mib, tell=tell)
 
 
 @contextlib.asynccontextmanager

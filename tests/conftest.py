@@ -21,12 +21,11 @@ if "COTENANT_LOCK_DIR" not in os.environ:
     os.environ["COTENANT_LOCK_DIR"] = tempfile.mkdtemp(prefix="cotenant-locks-")
     os.chmod(os.environ["COTENANT_LOCK_DIR"], 0o1777)  # some tests run as other users
 
-pytest_plugins = ["labfixtures"]  # tests/lab is on the path: pyproject.toml, pythonpath
+pytest_plugins = ["labfixtures", "journaled"]  # tests/lab is on the path: pyproject.toml, pythonpath
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what is marked `last` there; skip tests marked `gpu` where the NVIDIA driver has no device node."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+    """Skip tests marked `gpu` where the NVIDIA driver has no device node."""
     if os.path.exists("/dev/nvidiactl"):
         return
     for item in items:

@@ -4,6 +4,8 @@ EVENT_TYPES: dict[str, str] = {
     "server.started": "the server came up; `new` is the incarnation",
     "server.stopped": "the server went down in good order",
     "clock.jumped": "the server's own tick was late by more than a ttl: direct leases got their whole ttl anew",
+    "journal.failed": "the journal of decisions cannot be written, `reason` says why: passes are left out, nothing else is touched",
+    "journal.resumed": "the journal is written again",
     "rules.changed": "a person changed a rule; `args` say which, `old` and `new` its values as JSON",
     "reservation.added": "a person booked cards of a pool for an owner; `args` hold how many and from when to when",
     "reservation.removed": "a reservation was taken back",

@@ -7,15 +7,17 @@ import json
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench import Bench
 
-from cotenant.server import journal, replaying
-from cotenant.server.journal import _HEAD
+from cotenant.server import journal, replaying, segments
+from cotenant.server.segments import _HEAD
 
 COTENANT = Path(sys.executable).with_name("cotenant")
 
@@ -49,6 +51,7 @@ async def test_it_is_decided_alike_again(recorded: Path) -> None:
     assert told["matches"] and told["decisions"] >= 3 and not told["other_versions"]
 
 
+@pytest.mark.usefixtures("spoils_journals")
 async def test_another_decision_ends_it_with_the_first_difference(recorded: Path) -> None:
     _rewrite(recorded, lambda line: line.replace('"Start"', '"Begin"'))
     done = await cotenant("replay", "--data", str(recorded))
@@ -56,6 +59,7 @@ async def test_another_decision_ends_it_with_the_first_difference(recorded: Path
     assert "is decided differently now" in done.stdout and "Begin" in done.stdout
 
 
+@pytest.mark.usefixtures("spoils_journals")
 async def test_another_version_is_named_and_not_compared(recorded: Path) -> None:
     _rewrite(
         recorded, lambda line: line.replace(journal.deciding_version(), "0.0.1+other").replace('"Start"', '"Begin"')
@@ -66,7 +70,7 @@ async def test_another_version_is_named_and_not_compared(recorded: Path) -> None
 
 
 async def test_the_world_at_a_time_is_shown(recorded: Path) -> None:
-    ticks = list(journal.all_ticks(recorded, []))
+    ticks = list(segments.all_ticks(recorded))
     when = next(tick for tick in ticks if len(tick.world.asks) == 2 and tick.world.holdings)
     stamp = _iso(when.at_ms)
     done = await cotenant("replay", "--data", str(recorded), "--until", stamp, "--show")
@@ -90,8 +94,36 @@ async def test_other_rules_say_who_would_have_waited_how_long(recorded: Path, tm
     }
     assert waits["alice", 1] == (150, 100), "the short one goes first"
     assert waits["bob", 2] == (100, 110)
+    assert round(told["waited_s"]["mean"]) == round(told["wait_s_as_before"]["mean"]), "the model does what was done"
     shown = await cotenant(*words)
     assert shown.returncode == 0 and "under these rules" in shown.stdout, shown.stderr
+
+
+async def test_what_ran_before_the_time_asks_for_the_rest(bench: Bench, tmp_path: Path) -> None:
+    a = await bench.caller("a", "alice")
+    first = await bench.submit(a, gpus=2, hours=1)
+    bench.clock.advance(15)
+    second = await bench.submit(a, gpus=1, hours=2)
+    since = _iso(bench.control.context.now() - 1)
+    for job, runs_s in ((first, 10), (second, 10)):
+        bench.clock.advance(runs_s)
+        bench.machine.finish(bench.attempt(job)["id"], 0)
+        await bench.settle()
+    await bench.close()
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[pools.default]\norder = "fifo"\n')
+    done = await cotenant(
+        "replay", "--data", str(bench.settings.data_dir), "--policy", str(rules), "--from", since, "--json"
+    )
+    told = json.loads(done.stdout)
+    assert [(row["gpus"], row["waited_s"], row["would_wait_s"]) for row in told["leases"]] == [(2, 0, 0), (1, 10, 10)]
+
+
+async def test_rules_for_a_pool_that_was_not_there_are_refused(recorded: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[pools.elsewhere]\ncap = 1\n")
+    done = await cotenant("replay", "--data", str(recorded), "--policy", str(rules))
+    assert done.returncode == 2 and "no pool elsewhere" in done.stderr and "default" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -112,7 +144,7 @@ async def test_no_journal_is_written_where_none_is_wanted(make_bench: Any) -> No
     bench = await make_bench(toml="[server]\njournal_days = 0\n")
     await bench.submit(await bench.caller("a", "alice"), gpus=1)
     await bench.close()
-    assert journal.segments(bench.settings.data_dir) == []
+    assert segments.segments(bench.settings.data_dir) == []
 
 
 async def test_a_restart_begins_another_file_and_both_are_followed(bench: Bench) -> None:
@@ -122,15 +154,46 @@ async def test_a_restart_begins_another_file_and_both_are_followed(bench: Bench)
     bench.machine.finish(bench.attempt(first)["id"], 0)
     await bench.settle()
     await bench.close()
-    assert len(journal.segments(bench.settings.data_dir)) == 2
-    found = replaying.compare(journal.all_ticks(bench.settings.data_dir, []), journal.deciding_version())
+    assert len(segments.segments(bench.settings.data_dir)) == 2
+    found = replaying.compare(segments.all_ticks(bench.settings.data_dir), journal.deciding_version())
     assert found.differs_at_ms is None and found.ticks > 2
 
 
-def _rewrite(data: Path, change: Any) -> None:
+async def test_a_journal_that_cannot_be_written_is_an_event_and_so_is_its_return(
+    make_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "GATHER_S", 0.0)
+    monkeypatch.setattr(journal, "RETRY_S", 0.0)
+    bench = await make_bench()
+    a, hours = await bench.caller("a", "alice"), count(1)
+
+    async def until(kind: str) -> Any:
+        """Submit jobs, each of another kind and so a reason for a pass, until the event is there."""
+        for _ in range(200):
+            await bench.submit(a, gpus=1, hours=next(hours))
+            await asyncio.sleep(0.01)
+            await bench.settle()
+            if found := bench.events(kind):
+                return found
+        raise AssertionError(f"no {kind}")
+
+    monkeypatch.setattr(segments, "LEAVE_BYTES", 1 << 60)
+    (event,) = await until("journal.failed")
+    assert event["severity"] == "warning" and "MiB are free" in event["reason"]
+    monkeypatch.setattr(segments, "LEAVE_BYTES", 0)
+    await until("journal.resumed")
+    assert len(bench.events("journal.failed", "journal.resumed")) == 2
+    await bench.close()
+    ticks = list(segments.all_ticks(bench.settings.data_dir))
+    assert any(tick.lost for tick in ticks)
+
+
+def _rewrite(data: Path, change: Callable[[str], str]) -> None:
     """Write the journal again with every line changed."""
-    for path in journal.segments(data):
-        raw, out, at = path.read_bytes(), b"", 0
+    for path in segments.segments(data):
+        raw = path.read_bytes()
+        at = raw.index(b"\n") + 1
+        out = raw[:at]
         while at < len(raw):
             length, _ = _HEAD.unpack_from(raw, at)
             lines = zlib.decompress(raw[at + _HEAD.size : at + _HEAD.size + length]).decode().split("\n")

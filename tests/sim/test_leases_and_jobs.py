@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import journaled
 import pytest
 from bench import Bench
 from fakehost import LIVING, Machine
@@ -362,6 +363,8 @@ class LeasesAndJobs(RuleBasedStateMachine):
         if hasattr(self, "bench"):
             self.run(self.bench.close())
             self.runner.close()
+            _, _, wrong = journaled.check(self.folder / "data")
+            assert wrong == []
             shutil.rmtree(self.folder)
 
 

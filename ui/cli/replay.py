@@ -42,7 +42,7 @@ def at_ms(text: str | None, option: str) -> int | None:
 
 
 def act(args: argparse.Namespace) -> int:
-    from cotenant.server import journal
+    from cotenant.server import segments
     from cotenant.server.config import ConfigError
 
     if args.url or args.token_file:
@@ -52,7 +52,7 @@ def act(args: argparse.Namespace) -> int:
         raise Usage("--from is after --until.")
     data = Path(place.data_dir(args.data))
     try:
-        if not journal.segments(data):
+        if not segments.segments(data):
             raise Problem(
                 f"There is no journal in {data}. A server writes one as it decides; another --data may have it."
             )
@@ -63,35 +63,38 @@ def act(args: argparse.Namespace) -> int:
         return _compare(args, data, since, until)
     except ConfigError as exc:
         raise Usage(str(exc)) from exc
+    except segments.OtherFormat as exc:
+        raise Problem(str(exc)) from exc
     except OSError as exc:
         raise Problem(f"{exc.strerror}: {exc.filename}.") from exc
 
 
 def _compare(args: argparse.Namespace, data: Path, since: int | None, until: int | None) -> int:
-    from cotenant.server import journal, replaying
+    from cotenant.server import journal, replaying, segments
     from cotenant.ui.cli.bar import Bar
 
-    damages: list[str] = []
-    files = journal.segments(data)
+    read = segments.Found()
+    files = segments.segments(data, since_ms=since, until_ms=until)
     bar = Bar("deciding again")
 
     def ticks() -> Any:
         for number, path in enumerate(files):
             bar.tell(number, len(files))
-            for tick in journal.ticks(path, damages):
-                if since is None or tick.at_ms >= since:
+            for tick in segments.ticks(path, read):
+                if (since is None or tick.at_ms >= since) and (until is None or tick.at_ms <= until):
                     yield tick
 
     try:
-        found = replaying.compare(ticks(), journal.deciding_version(), until_ms=until, any_version=args.any_version)
+        found = replaying.compare(ticks(), journal.deciding_version(), any_version=args.any_version)
     finally:
         bar.end()
     same = found.differs_at_ms is None
+    code = 0 if same and not read.damaged else 1
     if args.json:
-        show.as_json({"matches": same, **found.__dict__, "damages": damages})
-        return 0 if same else 1
-    for damage in damages:
-        show.say(damage)
+        show.as_json({"matches": same, **found.__dict__, **read.__dict__})
+        return code
+    for remark in (*read.torn, *read.damaged):
+        show.say(remark)
     skipped = sum(found.other_versions.values())
     lost = f"; {found.lost} passes were never written" if found.lost else ""
     if skipped:
@@ -99,23 +102,19 @@ def _compare(args: argparse.Namespace, data: Path, since: int | None, until: int
         show.out(
             f"{skipped} passes were decided by another version ({names}) and not compared: --any-version compares them too."
         )
-    if same:
-        again = found.ticks - skipped
-        if again or not skipped:
-            show.out(f"{again} passes with {found.decisions} decisions, decided again: every byte the same{lost}.")
-        return 0
-    show.out(f"The pass at {_iso(found.differs_at_ms)} is decided differently now, {found.difference}")
-    return 1
+    if not same:
+        show.out(f"The pass at {_iso(found.differs_at_ms)} is decided differently now (- as recorded, + now):")
+        for line in found.difference.splitlines():
+            show.out(show.harmless(line))
+    elif (again := found.ticks - skipped) or not skipped:
+        show.out(f"{again} passes with {found.decisions} decisions, decided again: every byte the same{lost}.")
+    return code
 
 
 def _show(args: argparse.Namespace, data: Path, until: int | None) -> int:
-    from cotenant.server import journal, replaying
+    from cotenant.server import replaying, segments
 
-    last = None
-    for tick in journal.all_ticks(data, []):
-        if until is not None and tick.at_ms > until:
-            break
-        last = tick
+    last = segments.last_tick(data, segments.Found(), until_ms=until)
     if last is None:
         raise Problem("The journal begins later than that.")
     world = replaying.shown(last)
@@ -153,7 +152,7 @@ def _show(args: argparse.Namespace, data: Path, until: int | None) -> int:
 
 
 def _under(args: argparse.Namespace, data: Path, since: int | None, until: int | None) -> int:
-    from cotenant.server import journal, replaying
+    from cotenant.server import replaying, segments
     from cotenant.server.simulating import opening, report
     from cotenant.server.simulating.run import Simulation
     from cotenant.ui.cli import simulate
@@ -161,19 +160,30 @@ def _under(args: argparse.Namespace, data: Path, since: int | None, until: int |
 
     rules = opening.open_rules(args.policy)
     try:
-        past = replaying.recorded(journal.all_ticks(data, []), from_ms=since, until_ms=until)
+        past = replaying.recorded(segments.all_ticks(data, since_ms=since, until_ms=until))
     except ValueError as exc:
         raise Problem(f"{str(exc)[:1].upper()}{str(exc)[1:]}.") from exc
     trace, fleet, then = past.trace, past.fleet, past.waited_ms
-    names = dict.fromkeys(pool.name for pool in fleet.pools)
     recorded = {pool.name: pool for pool in fleet.pools}
-    pools = tuple(rules.pools.get(name, recorded[name]) for name in names)
+    # the pool that is there where a file names none is no mistake of the file
+    if unknown := sorted(rules.pools.keys() - recorded.keys() - {"default"}):
+        raise Usage(
+            f"{args.policy}: there is no pool {unknown[0]} in what was recorded; it has {', '.join(sorted(recorded))}."
+        )
     bar = Bar("simulating")
-    try:
-        outcome = Simulation(
-            trace, pools, owners=tuple(rules.owners.values()) or fleet.owners, agents=tuple(rules.agents.values()) or fleet.agents,
-            fleet=fleet, begin_ms=past.begin_ms, progress=bar.tell,
+
+    def run(pools: Any, owners: Any, agents: Any) -> Any:
+        return Simulation(
+            trace, pools, owners=owners, agents=agents, fleet=fleet, begin_ms=past.begin_ms, progress=bar.tell
         ).run()  # fmt: skip
+
+    try:
+        outcome = run(
+            tuple(rules.pools.get(name, rule) for name, rule in recorded.items()),
+            tuple(rules.owners.values()) or fleet.owners,
+            tuple(rules.agents.values()) or fleet.agents,
+        )
+        as_before = report.summary(run(tuple(recorded.values()), fleet.owners, fleet.agents))["wait_s"]
     finally:
         bar.end()
     told = report.summary(outcome)
@@ -187,7 +197,13 @@ def _under(args: argparse.Namespace, data: Path, since: int | None, until: int |
     ]  # fmt: skip
     if args.json:
         show.as_json(
-            {**told, "waited_s": report.waits(list(then.values())), "leases": rows, "plot": report.plots(outcome)}
+            {
+                **told,
+                "waited_s": report.waits(list(then.values())),
+                "wait_s_as_before": as_before,
+                "leases": rows,
+                "plot": report.plots(outcome),
+            }
         )
         return 0
     simulate.print_summary(told)
@@ -196,7 +212,11 @@ def _under(args: argparse.Namespace, data: Path, since: int | None, until: int |
     show.table(
         [
             (name, waits["count"], *(simulate.span(waits[key]) for key in ("mean", "p50", "p95", "max")))
-            for name, waits in (("as it was", waited), ("under these rules", told["wait_s"]))
+            for name, waits in (
+                ("as it was", waited),
+                ("the rules of then, simulated", as_before),
+                ("under these rules", told["wait_s"]),
+            )
         ],
         simulate.WAIT_HEADS,
         empty="",

@@ -31,6 +31,8 @@ from cotenant.server.deciding.world import (
     World,
 )
 
+#: Objects of a whole world that are written before the writer breathes.
+PIECE = 50
 #: Every field of a world: the class of what is in it, and by what one of them is known.
 PARTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "hosts": (HostView, attrgetter("name")),
@@ -95,11 +97,13 @@ def _tuples(value: Any) -> Any:
 class Writing:
     """Turns one tick after another into records; the first, and any after `begin`, holds the whole world.
 
-    It follows the world by its changes, so that a record costs what changed, not what there is.
+    It follows the world by its changes, so that a record costs what changed, not what there is. `breathe` is called again
+    and again while a whole world, which may be long, is written.
     """
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, breathe: Callable[[], None] = lambda: None) -> None:
         self._version = version
+        self._breathe = breathe
         self._parts: dict[str, dict[Any, Any]] = {name: {} for name in PARTS}
         self._policy: Policy | None = None
 
@@ -137,10 +141,19 @@ class Writing:
             self._policy = policy
             out["version"] = self._version
             out["policy"] = policy
-            out["world"] = {name: list(part.values()) for name, part in self._parts.items()}
-        else:
-            out["changes"] = changed
+            world = ",".join(f'"{name}":{self._whole(part)}' for name, part in self._parts.items())
+            return f'{_encode(out)[:-1]},"world":{{{world}}},"decided":{canonical(decided)}}}'
+        out["changes"] = changed
         return f'{_encode(out)[:-1]},"decided":{canonical(decided)}}}'
+
+    def _whole(self, part: dict[Any, Any]) -> str:
+        """All of one part as a list, a few at a time."""
+        there = list(part.values())
+        pieces = []
+        for begin in range(0, len(there), PIECE):
+            pieces.append(_encode(there[begin : begin + PIECE])[1:-1])
+            self._breathe()
+        return f"[{','.join(pieces)}]"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ The naive one sorts the queue, looks at every host for every ask, and knows noth
 guards; it is what the pass is compared with (goal: not slower at 10,000 asks on 1,000 cards). Variants run in turn;
 CPU time, median and range of the rounds.
 
+After that: how a pass grows with the queue; one event on a full fleet, by a cold pass and by the engine that goes on from
+the one before; and how fast the simulation runs on it.
+
 usage: .venv/bin/python benchmarks/deciding.py [--rounds N] [--json]
 """
 
@@ -18,7 +21,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from cotenant.server.deciding.decide import decide
+from cotenant.server.deciding.decide import decide, equal_key
+from cotenant.server.deciding.engine import Engine
 from cotenant.server.deciding.world import (
     Ask,
     Holding,
@@ -31,6 +35,9 @@ from cotenant.server.deciding.world import (
     Start,
     World,
 )
+from cotenant.server.simulating.run import Simulation
+from cotenant.server.simulating.synthetic import read
+from cotenant.server.waiting import Waiting
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -107,6 +114,74 @@ def measure(variants: dict[str, Callable[[], object]], rounds: int, repeat: int)
     return times
 
 
+def after_an_end(classes: int, rounds: int) -> tuple[int, list[float], list[float]]:
+    """One of 1,000 jobs ends while 10,000 wait, again and again: (classes of equal asks, ms cold, ms of the engine).
+
+    Cold is `decide` over the first two of each class, as many as could start; the engine is told the whole world and
+    finds out itself what changed. `classes` more hours are dealt out, so that fewer asks are alike.
+    """
+    world = full(fleet(125), 0)
+    queue = asks(10_000, 4, True)
+    if classes:
+        queue = tuple(replace(ask, hours_ms=HOUR_MS + i % classes * 1000) for i, ask in enumerate(queue))
+    waiting = Waiting()
+    for ask in queue:
+        waiting.put(ask)
+    engine = Engine(replace(world, asks=queue), NOW_MS, Policy())
+    slots, leases = {slot.key: slot for slot in world.slots}, {lease.id: lease for lease in world.holdings}
+    ended = random.Random(2).sample(list(leases), rounds)
+    cold_ms, engine_ms, now = [], [], NOW_MS
+    for number, lease_id in enumerate(ended):
+        now += 1000
+        for key in leases.pop(lease_id).slots:
+            slots[key] = replace(slots[key], state="free")
+        here = replace(world, slots=tuple(slots.values()), holdings=tuple(leases.values()))
+        begin = time.process_time_ns()
+        engine.sync(here, now)
+        decided = engine.turn(now, lambda here=here: here)  # type: ignore[misc]
+        engine_ms.append((time.process_time_ns() - begin) / 1e6)
+        if number < 5 or not classes:
+            begin = time.process_time_ns()
+            cold = decide(replace(here, asks=waiting.heads(2)), now, Policy())
+            cold_ms.append((time.process_time_ns() - begin) / 1e6)
+            assert [d for d in cold.decisions if isinstance(d, Start)] == list(decided.decisions)
+        for start in decided.decisions:
+            assert isinstance(start, Start)
+            ask = waiting.get(start.ask_id)
+            assert ask is not None
+            waiting.drop(ask.id)
+            engine.drop(ask.id)
+            leases[ask.id] = Holding(
+                ask.id, "job", ask.owner, ask.agent, False, "main", start.slots, now, now + ask.hours_ms
+            )
+            for key in start.slots:
+                slots[key] = replace(slots[key], state="held")
+    return len({equal_key(ask) for ask in queue}), cold_ms, engine_ms
+
+
+def simulated(order: str, preempt: bool) -> tuple[int, int, float]:
+    """(events, passes, CPU seconds) of 5,000 invented jobs on 64 cards with caps, reserve and hours."""
+    trace = read("synthetic:jobs=5000,cards=64", 0)
+    rules = PoolRules(
+        trace.jobs[0].pool, cap=64, reserve=4, order=order, owner_cap=48, gpu_hours=64 * 24, preempt="within" if preempt else "off",
+    )  # type: ignore[arg-type]  # fmt: skip
+    gc.collect()
+    begin = time.process_time_ns()
+    outcome = Simulation(trace, (rules,)).run()
+    return outcome.events, outcome.passes, (time.process_time_ns() - begin) / 1e9
+
+
+def growth(rounds: int) -> list[tuple[int, float]]:
+    """(asks, ms of a cold pass) with 8 of 1,000 cards free."""
+    world = full(fleet(125), 8)
+    found = []
+    for count in (1_000, 10_000, 100_000):
+        here = replace(world, asks=asks(count, 4, True))
+        times = measure({"decide": lambda here=here: decide(here, NOW_MS, Policy())}, rounds, 1)  # type: ignore[misc]
+        found.append((count, statistics.median(times["decide"])))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5)
@@ -156,6 +231,20 @@ def main() -> None:
         print(
             f"| {row['case']} | {row['starts']} | {row['naive_ms']} | {row['decide_ms']} ({low}-{high}) | {row['ratio']} |"
         )
+    print("\n| asks, 1,000 cards | decide ms |\n|---|---|")
+    for count, cost in growth(args.rounds):
+        print(f"| {count:,} | {cost:.1f} |")
+    print("\n| one job ends, 10,000 wait | classes | decide ms | engine ms | ratio |\n|---|---|---|---|---|")
+    for name, classes in (("few kinds", 0), ("20 time limits", 20), ("400 time limits", 400)):
+        count, cold, kept = after_an_end(classes, 40)
+        middle = statistics.median(cold), statistics.median(kept)
+        print(f"| {name} | {count:,} | {middle[0]:.1f} | {middle[1]:.2f} | {middle[0] / middle[1]:.0f} |")
+    print("\n| simulated, 5,000 jobs on 64 cards | events | passes | events a CPU second |\n|---|---|---|---|")
+    for order in ("fifo", "fairshare"):
+        for preempt in (False, True):
+            events, passes, cpu_s = simulated(order, preempt)
+            name = f"{order}, caps, reserve, hours{', preemption' if preempt else ''}"
+            print(f"| {name} | {events:,} | {passes:,} | {events / cpu_s:,.0f} |")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,17 @@ class Engine:
         self._booked: dict[
             str, Key
         ] = {}  # pool -> the place of the ask that something is kept for, as of the last turn
-        self._needs_all = any(pool.preempt != "off" or pool.idle_s for pool in world.pools)
+        #: pool -> the pools whose work may be stopped for it; and pools that tell idle leases
+        self._preempting = {
+            pool.name: (pool.name, *(pool.preempt_from if pool.preempt == "from" else ()))
+            for pool in world.pools
+            if pool.preempt != "off"
+        }
+        self._telling = {pool.name for pool in world.pools if pool.idle_s}
+        self._victims: dict[str, Holding] = {}
+        self._watched: set[str] = set()
+        for lease in world.holdings:
+            self._count(lease)
 
     # ---- what changed -------------------------------------------------------------------------
 
@@ -120,8 +130,17 @@ class Engine:
         self._mirror.hold(lease, cleaning=cleaning)
         self._known[id(lease)] = lease
         self._note("cleaning" if cleaning else "holdings", lease.id, lease)
-        if lease.kind == "direct" and not cleaning:
-            self._direct[lease.id] = lease
+        if not cleaning:
+            self._count(lease)
+            if lease.kind == "direct":
+                self._direct[lease.id] = lease
+
+    def _count(self, lease: Holding) -> None:
+        """Remember a lease that may be stopped for another, or whose work is watched."""
+        if self._preempting and lease.kind == "job" and lease.preemptible and lease.resumable:
+            self._victims[lease.id] = lease
+        if lease.pool in self._telling and lease.progress_ms is not None:
+            self._watched.add(lease.id)
 
     def let_go(self, lease_id: str) -> None:
         """A lease is over and its slots are clean."""
@@ -129,6 +148,8 @@ class Engine:
         lease = self._mirror.let_go(lease_id)
         del self._known[id(lease)]
         self._direct.pop(lease_id, None)
+        self._victims.pop(lease_id, None)
+        self._watched.discard(lease_id)
 
     def sync(self, world: World, now_ms: int) -> None:
         """Take everything but the asks from `world`. What is the same object as before is taken to be as it was."""
@@ -199,7 +220,7 @@ class Engine:
         if len(lanes):
             due += rule_changes(mirror.pools.values(), mirror.reservations, now_ms)
         due_ms = min((at for at in due if at > now_ms), default=None)
-        if self._needs_all or self._world.preemptions:
+        if self._world.preemptions or self._may_take(now_ms):
             decided = decide(world(), now_ms, self._policy)
             # `world` may leave out equal asks, which have times of their own
             return replace(decided, wake_at_ms=min((at for at in (due_ms, decided.wake_at_ms) if at), default=None))
@@ -216,6 +237,23 @@ class Engine:
         return Decided(
             (*ends, *given_up, *starts), due_ms, bookings=tuple(state.bookings[pool] for pool in sorted(state.bookings))
         )
+
+    def _may_take(self, now_ms: int) -> bool:
+        """Whether anybody may be stopped for one who waits, or told that he is idle: then the whole world is looked at."""
+        if self._watched and len(self.lanes):
+            return True
+        if not self._preempting or not self._victims:
+            return False
+        if any(owner.no_preempt_until_ms > now_ms for owner in self._world.owners):
+            return True
+        lowest: dict[str, int] = {}
+        for lease in self._victims.values():
+            lowest[lease.pool] = min(lowest.get(lease.pool, lease.priority), lease.priority)
+        for lane in self.lanes:
+            for pool in self._preempting.get(lane.pool, ()):
+                if pool in lowest and lane.priorities[-1] > lowest[pool]:
+                    return True
+        return False
 
     def _starts(self, state: Pass, late: frozenset[str]) -> list[Start]:
         """Those that start, in the order of the queue. Goes through the lanes together, each only as far as it can matter."""

@@ -25,7 +25,7 @@ _FORGET_AT = 10_000
 class Lane:
     """What one asker wants of one pool with the same needs."""
 
-    __slots__ = ("asks", "entries", "hours", "human", "limits", "needs", "owner", "pool", "shape")
+    __slots__ = ("asks", "entries", "hours", "human", "limits", "needs", "owner", "pool", "priorities", "shape")
 
     def __init__(self, ask: Ask) -> None:
         self.pool = ask.pool
@@ -35,6 +35,7 @@ class Lane:
         self.entries: list[Entry] = []  # sorted
         self.asks: list[Ask] = []  # in the order of `entries`
         self.hours: list[int] = []  # of all of them, sorted
+        self.priorities: list[int] = []  # the same
         self.shape: Shape | None = None  # these two of the fleet as it is; see `Engine`
         self.limits: Limits | None = None
 
@@ -43,12 +44,14 @@ class Lane:
         self.entries.insert(place, entry)
         self.asks.insert(place, ask)
         insort(self.hours, ask.hours_ms)
+        insort(self.priorities, ask.priority)
 
     def drop(self, entry: Entry) -> None:
         place = bisect_left(self.entries, entry)
         del self.entries[place]
         ask = self.asks.pop(place)
         del self.hours[bisect_left(self.hours, ask.hours_ms)]
+        del self.priorities[bisect_left(self.priorities, ask.priority)]
 
     def shorter(self, place: int, hours_ms: int) -> int:
         """The first place from `place` on whose ask takes less than `hours_ms`; -1 if there is none."""

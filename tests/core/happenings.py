@@ -33,8 +33,9 @@ PEOPLE = (("alice", "ada"), ("alice", "axel"), ("bob", "bert"), ("cora", "cai"))
 class Lab:
     """A world that things happen to, by the dice of a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, preempt: bool = False) -> None:
         self.dice = dice = random.Random(seed)
+        self.preempt = preempt
         self.now = BEGIN
         self.number = 0
         pools = []
@@ -44,7 +45,7 @@ class Lab:
                 PoolRules(
                     name, cap=cap, reserve=dice.choice((0, 0, 1)), order=dice.choice(("fifo", "fairshare", "shortest")), starve_h=dice.choice((1, 24)),
                     owner_cap=dice.choice((None, 3)), agent_jobs=dice.choice((None, None, 3)), gpu_hours=dice.choice((None, None, None, 40)) if dice.random() < 0.3 else None,
-                    paused=dice.random() < 0.05, windows=(Window((0, 1, 2), 60, 1200),) if dice.random() < 0.2 else (), timezone="Europe/Berlin",
+                    paused=dice.random() < 0.05, preempt="within" if preempt else "off", idle_s=1800 if preempt and dice.random() < 0.3 else 0, windows=(Window((0, 1, 2), 60, 1200),) if dice.random() < 0.2 else (), timezone="Europe/Berlin",
                 )
             )  # fmt: skip
         hosts, slots = [], []
@@ -109,6 +110,8 @@ class Lab:
             Holding(
                 f"l{self.number:04d}", "job" if self.dice.random() < 0.7 else "direct", ask.owner, ask.agent, ask.human, ask.pool, start.slots,
                 self.now, self.now + ask.hours_ms, expires_ms=self.now + HOUR, cpus=ask.needs.cpus, exclusive=ask.needs.exclusive_host,
+                priority=ask.priority, preemptible=self.preempt and self.dice.random() < 0.5, resumable=True,
+                progress_ms=self.now if self.preempt and self.dice.random() < 0.2 else None,
             )
         )  # fmt: skip
 

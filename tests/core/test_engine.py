@@ -21,32 +21,37 @@ def without_waits(decided: Decided) -> Decided:
     return replace(decided, decisions=tuple(d for d in decided.decisions if not isinstance(d, Wait)), blockers={})
 
 
-def follow(seed: int, steps: int = 30) -> int:
+def follow(seed: int, steps: int = 30, *, preempt: bool = False) -> int:
     """Compare at every step; gives how many started."""
-    lab = Lab(seed)
+    lab = Lab(seed, preempt=preempt)
     policy = Policy(backfill=lab.dice.random() < 0.8)
     engine = Engine(lab.world(), lab.now, policy)
     started = 0
 
     def unasked() -> World:
+        if preempt:
+            return lab.world()
         raise AssertionError("no rule of this world needs the whole of it")
+
+    def turn() -> Decided:
+        return without_waits(engine.turn(lab.now, unasked))
 
     for step in range(steps):
         lab.happen()
         lab.tell(engine)
         world = lab.world()
-        found, expected = engine.turn(lab.now, unasked), without_waits(decide(world, lab.now, policy))
+        found, expected = turn(), without_waits(decide(world, lab.now, policy))
         assert found == expected, f"seed {seed}, step {step}"
-        assert engine.turn(lab.now, unasked) == expected, "a turn changes nothing by itself"
+        assert turn() == expected, "a turn changes nothing by itself"
         if not any(isinstance(decision, Start) for decision in expected.decisions):
             newcomer = lab.arrive()
             if not engine.put(newcomer):
-                again = engine.turn(lab.now, unasked)
+                again = turn()
                 assert (again.decisions, again.bookings) == (expected.decisions, expected.bookings), (
                     f"seed {seed}, step {step}"
                 )
             engine.drop(newcomer.id)
-            engine.turn(lab.now, unasked)
+            turn()
         started += lab.carry_out(expected)
     return started
 
@@ -59,5 +64,6 @@ def test_an_engine_decides_what_a_cold_pass_decides(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_over_a_long_time(seed: int) -> None:
-    assert follow(seed, 200) > 5
+@pytest.mark.parametrize("preempt", [False, True])
+def test_over_a_long_time(seed: int, preempt: bool) -> None:
+    assert follow(seed, 200, preempt=preempt) > 5

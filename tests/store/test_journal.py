@@ -154,6 +154,17 @@ def test_files_are_closed_when_they_are_large_and_the_oldest_go_first(
     assert sum(path.stat().st_size for path in segments.segments(tmp_path)) < 120_000
 
 
+def test_what_is_older_than_the_days_goes_when_a_file_begins(tmp_path: Path) -> None:
+    for begin in (100, 200, 300):
+        write(tmp_path, begin, 2)
+    old, younger, newest = segments.segments(tmp_path)
+    now = newest.stat().st_mtime
+    os.utime(old, (now, now - 31 * 86_400))
+    os.utime(younger, (now, now - 29 * 86_400))
+    write(tmp_path, 400, 2)
+    assert times(tmp_path)[0] == [200, 201, 300, 301, 400, 401]
+
+
 def test_what_is_too_much_is_counted_and_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "QUEUE", 10)
     it = Journal(tmp_path)

@@ -223,7 +223,7 @@ def _under(args: argparse.Namespace, data: Path, since: int | None, until: int |
     )
     show.out()
     moved = sorted(
-        (row for row in rows if row["would_wait_s"] != row["waited_s"]),
+        (row for row in rows if row["would_wait_s"] is None or abs(row["would_wait_s"] - row["waited_s"]) >= 1),
         key=lambda row: -abs((row["would_wait_s"] if row["would_wait_s"] is not None else 1e9) - row["waited_s"]),
     )
     show.table(

@@ -199,17 +199,22 @@ class Hosts:
         """A host that lost its memory is asked again whether what it ran before has ended."""
         context = self._context
         host, live = context.hosts.get(name), context.live.hosts.get(name)
-        if host is None or live is None or await host.set_floor(self._fence()):
+        if host is None or live is None:
             return
+        try:
+            if await host.set_floor(self._fence()):
+                return
+            for attempt in context.db.peek(lambda c: _attempts_on(c, name)):
+                answer = await host.probe(attempt["id"])
+                if answer.state == "unknown":
+                    await self._gone(name, attempt["id"])
+                else:
+                    await self._take(name, answer)
+        except (OutcomeUnknown, Unreachable):
+            return  # still in need of a floor: the tick asks for it again, and then for all attempts
         live.needs_floor, live.reason = False, ""
         self._holds.ask_now(name)
         context.keeper.observe_cards()
-        for attempt in context.db.peek(lambda c: _attempts_on(c, name)):
-            answer = await host.probe(attempt["id"])
-            if answer.state == "unknown":
-                await self._gone(name, attempt["id"])
-            else:
-                await self._take(name, answer)
         self._sightings.publish(name)
         context.wake()
 

@@ -202,6 +202,24 @@ async def test_after_a_reboot_everything_of_the_old_boot_is_dead(bench: Bench) -
     assert bench.uses() == ["free", "free"]
 
 
+@pytest.mark.parametrize("word", ["set_floor", "probe"])
+async def test_a_word_that_is_lost_after_a_lost_memory_is_said_again(bench: Bench, word: str) -> None:
+    a = await bench.caller("a")
+    job = await bench.submit(a, gpus=1, max_attempts=2)
+    await bench.disconnect()
+    bench.machine.lose_memory()
+    await bench.connect()
+    assert bench.job(job)["state"] == "lost"
+    bench.machine.processes.clear()
+    bench.hosts["local"].lose.add(word)
+    await bench.advance(10)
+    assert word not in bench.hosts["local"].lose and bench.job(job)["state"] == "lost"
+    assert bench.control.context.live.hosts["local"].needs_floor, "asked again by the tick"
+    await bench.advance(10)
+    assert bench.job(job)["state"] == "queued"
+    assert not bench.control.context.live.hosts["local"].needs_floor
+
+
 async def test_a_lost_memory_is_no_proof_and_nothing_starts_until_the_sweep_finds_nothing(bench: Bench) -> None:
     a = await bench.caller("a")
     job = await bench.submit(a, gpus=1, max_attempts=2)

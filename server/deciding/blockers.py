@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cotenant.server.deciding import reasons
-from cotenant.server.deciding.decide import Pass, decide
+from cotenant.server.deciding.decide import decide
 from cotenant.server.deciding.hosts import EVERYTHING
 from cotenant.server.deciding.mirror import Mirror
+from cotenant.server.deciding.passes import Pass
 from cotenant.server.deciding.world import (
     UNITS_PER_CARD,
     Ask,

@@ -14,11 +14,12 @@ from operator import is_not, itemgetter
 from typing import Any
 
 from cotenant.server.deciding import reasons
-from cotenant.server.deciding.decide import OWN, Pass, decide
+from cotenant.server.deciding.decide import decide
 from cotenant.server.deciding.lanes import Entry, Lane, Lanes
 from cotenant.server.deciding.leases import direct_ends, expired, rule_changes
 from cotenant.server.deciding.mirror import Mirror
 from cotenant.server.deciding.order import STARVING, Key, past_use
+from cotenant.server.deciding.passes import OWN, Pass
 from cotenant.server.deciding.shape import Shape
 from cotenant.server.deciding.world import (
     Ask,

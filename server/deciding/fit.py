@@ -166,13 +166,24 @@ class Fleet:
         self._obstacles.clear()
         self._earliest.clear()
 
-    def undo(self) -> None:
-        """Take back what was granted and claimed: a pass leaves the fleet as it found it."""
+    def slot(self, key: SlotKey) -> Slot | None:
+        """A slot by its key, as it is; None where there is none any more."""
+        host = self._by_name.get(key[0])
+        bit = host.bits().get(key) if host is not None else None
+        return None if host is None or bit is None else host.slots[bit.bit_length() - 1]
+
+    def drop_claims(self) -> None:
+        """Keep nothing for anybody any more."""
         for host in self.claimed:
             host.claims.clear()
             host.version += 1
             self._changed.append(host)
         self.claimed.clear()
+        self._obstacles.clear()
+
+    def undo(self) -> None:
+        """Take back what was granted and claimed: a pass leaves the fleet as it found it."""
+        self.drop_claims()
         self.freed += bool(self._granted)
         for ask_id, where in reversed(self._granted):
             for host, mask in where:

@@ -6,34 +6,33 @@ was observed. The holder is told first; taking back comes after another time, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
 
-from cotenant.server.deciding.preempt import HELPED, without
-from cotenant.server.deciding.world import Ask, Holding, Notice, PoolRules, Reclaim, SlotKey, Wait, World
-
-Fits: TypeAlias = Callable[[World, Ask], tuple[SlotKey, ...]]
+from cotenant.server.deciding.preempt import HELPED
+from cotenant.server.deciding.trials import Trials
+from cotenant.server.deciding.world import Ask, Holding, Notice, PoolRules, Preemption, Reclaim, Wait
 
 #: Asks of a pool that are looked at, in their order, for whom an idle lease would make room.
 ASKS = 3
 
 
 def judge(
-    world: World, now_ms: int, asks: Mapping[str, Ask], waits: Iterable[Wait], fits: Fits
+    trials: Trials, asks: Mapping[str, Ask], waits: Iterable[Wait], preemptions: Iterable[Preemption]
 ) -> tuple[list[Notice | Reclaim], int | None]:
-    """(notices and reclaims by lease, when to look again or None). `world` is as it stands after the starts of this pass."""
-    pools = {pool.name: pool for pool in world.pools if pool.idle_s > 0}
+    """(notices and reclaims by lease, when to look again or None). `trials` is of the world after the starts of this pass."""
+    now_ms = trials.mirror.now_ms
+    pools = {name: pool for name, pool in trials.mirror.pools.items() if pool.idle_s > 0}
     if not pools:
         return [], None
-    first: dict[str, list[Ask]] = {}
+    first: dict[str, dict[tuple[object, ...], Ask]] = {}  # one of each asker and wish: others are helped alike
     for wait in waits:
         ask = asks[wait.ask_ids[0]]
         if ask.pool in pools and all(blocker.code in HELPED for blocker in wait.blockers):
-            first.setdefault(ask.pool, []).append(ask)
+            first.setdefault(ask.pool, {}).setdefault((ask.owner, ask.agent, ask.human, ask.own_cap, ask.needs), ask)
     found: list[Notice | Reclaim] = []
     due: list[int] = []
-    spoken = {name for one in world.preemptions for name in one.victims}
-    for lease in sorted(world.holdings, key=lambda one: one.id):
+    spoken = {name for one in preemptions for name in one.victims}
+    for lease in sorted(trials.mirror.living.values(), key=lambda one: one.id):
         pool = pools.get(lease.pool)
         if pool is None or lease.id in spoken or lease.pool not in first:
             continue
@@ -47,7 +46,7 @@ def judge(
         if at > now_ms:
             due.append(at)
             continue
-        waiting = _helped(world, lease, first[lease.pool][:ASKS], fits)
+        waiting = _helped(trials, lease, list(first[lease.pool].values())[:ASKS])
         if not waiting:
             continue
         idle_s = (now_ms - since) // 1000
@@ -73,6 +72,5 @@ def may_reclaim(lease: Holding, pool: PoolRules) -> bool:
     return lease.kind == "direct" or pool.idle_jobs
 
 
-def _helped(world: World, lease: Holding, asks: list[Ask], fits: Fits) -> tuple[str, ...]:
-    after = without(world, [lease])
-    return tuple(ask.id for ask in asks if fits(after, ask))
+def _helped(trials: Trials, lease: Holding, asks: list[Ask]) -> tuple[str, ...]:
+    return tuple(ask.id for ask in asks if trials.fits(ask, [lease]))

@@ -6,11 +6,12 @@ world, and the pass itself (`fits`) says whether the asker would start there, un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, islice
-from typing import TypeAlias
 
+from cotenant.server.deciding.hosts import Host
+from cotenant.server.deciding.passes import Pass
+from cotenant.server.deciding.trials import Trials
 from cotenant.server.deciding.world import (
     Ask,
     Holding,
@@ -19,18 +20,11 @@ from cotenant.server.deciding.world import (
     PoolRules,
     Preempt,
     Preemption,
-    Slot,
     SlotKey,
     Start,
     Wait,
     Withdraw,
-    World,
 )
-
-Fits: TypeAlias = Callable[[World, Ask], tuple[SlotKey, ...]]
-"""The slots that an ask would get in a world if nobody else asked; empty when it would wait."""
-Usable: TypeAlias = Callable[[World, Ask], Mapping[str, frozenset[SlotKey]]]
-"""By host, the slots that an ask's needs allow, whatever their state."""
 
 #: Nobody is stopped within this time of something being written to his checkpoints (design section 6).
 WRITING_MS = 30_000
@@ -44,74 +38,57 @@ CAPS = frozenset({"quota_pool", "reserve"})
 HELPED = frozenset({"busy", "quota_pool", "reserve", "host_cpu", "host_memory", "host_disk", "host_limit"})
 
 
-def keep(world: World, now_ms: int, fits: Fits) -> tuple[World, list[Start | Withdraw]]:
-    """The world for all others while preemptions are under way, and what becomes of their askers.
+def keep(
+    trials: Trials, state: Pass, preemptions: Sequence[Preemption], asks: Mapping[str, Ask]
+) -> tuple[list[Start | Withdraw], frozenset[str]]:
+    """What becomes of the askers of preemptions under way, before anybody else is looked at; and the asks that start so.
 
-    Slots of a running preemption are kept: to all others they look held. An asker that starts now, on them or elsewhere,
-    is in the returned world as a holding; its preemption is withdrawn where nobody was told to end yet. So is one whose end
+    Slots of a running preemption are kept: to all others they look held from then on. An asker that starts now, on them or
+    elsewhere, has started in `state`; its preemption is withdrawn where nobody was told to end yet. So is one whose end
     would not let its asker start any more: somebody has held it, paused its queue or lowered its cap.
     """
-    if not world.preemptions:
-        return world, []
-    asks = {ask.id: ask for ask in world.asks}
-    running = sorted(world.preemptions, key=lambda p: p.id)
+    if not preemptions:
+        return [], frozenset()
+    running = sorted(preemptions, key=lambda p: p.id)
     found: list[Start | Withdraw] = []
     gone: set[str] = set()
+    met: set[str] = set()
     for preemption in running:
         ask = asks.get(preemption.ask_id)
-        if ask is None:
+        if ask is None or ask.id in met:
             if not preemption.stopping:
                 gone.add(preemption.id)
                 found.append(Withdraw(preemption.id, "its asker is gone"))
             continue
-        others = [other for other in running if other.id not in gone and other.id != preemption.id]
-        keys = fits(replace(_held(world, others), asks=()), ask)
-        if keys:
+        trials.keep_back(other for other in running if other.id not in gone and other.id != preemption.id)
+        look = trials.look(ask)
+        if look.where is not None:
             gone.add(preemption.id)
-            found.append(Start(ask.id, ask.kind, keys))
+            met.add(ask.id)
+            found.append(Start(ask.id, ask.kind, state.start(ask, look)))
             if not preemption.stopping:
                 found.append(Withdraw(preemption.id, "its asker fits without it"))
-            world = started(world, ask, keys, now_ms)
-        elif (
-            not preemption.stopping
-            and _answer(world, preemption)
-            and not fits(_over(_held(world, others), preemption), ask)
-        ):
+        elif not preemption.stopping and _answer(trials, preemption) and not _enough(trials, preemption, ask):
             gone.add(preemption.id)
             found.append(Withdraw(preemption.id, "its asker could not start any more when the victims are gone"))
-    return _held(world, [one for one in running if one.id not in gone]), found
-
-
-def started(world: World, ask: Ask, keys: tuple[SlotKey, ...], now_ms: int) -> World:
-    """The world with `ask` on these slots and no longer waiting."""
-    holding = Holding(
-        id=f"start:{ask.id}", kind="job", owner=ask.owner, agent=ask.agent, human=ask.human, pool=ask.pool, slots=keys,
-        granted_at_ms=now_ms, hard_end_ms=now_ms + ask.hours_ms, priority=ask.priority, cpus=ask.needs.cpus, memory_mib=ask.needs.memory_mib,
-        disk_mib=ask.needs.disk_mib, exclusive=ask.needs.exclusive_host, array=ask.array,
-    )  # fmt: skip
-    taken = frozenset(keys)
-    return replace(
-        world,
-        asks=tuple(other for other in world.asks if other.id != ask.id),
-        holdings=(*world.holdings, holding),
-        slots=tuple(replace(s, state="held", lease_id=holding.id) if s.key in taken else s for s in world.slots),
-    )
+    trials.keep_back(one for one in running if one.id not in gone)
+    return found, frozenset(met)
 
 
 def choose(
-    world: World, now_ms: int, asks: Mapping[str, Ask], waits: Iterable[Wait], fits: Fits, usable: Usable
+    trials: Trials, asks: Mapping[str, Ask], waits: Iterable[Wait], preemptions: Sequence[Preemption]
 ) -> tuple[list[Preempt], int | None]:
     """For the first ask of each pool that does not fit: whom to stop for it; and when to look again, or None.
 
-    `world` is as it stands after the starts of this pass, `waits` in the order in which the asks were looked at. One
-    preemption at a time in a pool. Equal worlds give equal answers.
+    `trials` is of the world as it stands after the starts of this pass, `waits` in the order in which the asks were looked
+    at. One preemption at a time in a pool. Equal worlds give equal answers.
     """
-    pools = {pool.name: pool for pool in world.pools if pool.preempt != "off"}
+    mirror, now_ms = trials.mirror, trials.mirror.now_ms
+    pools = {name: pool for name, pool in mirror.pools.items() if pool.preempt != "off"}
     if not pools:
         return [], None
-    owners = {owner.owner: owner for owner in world.owners}
-    spoken = {name for one in world.preemptions for name in one.victims}
-    passed = {one.pool for one in world.preemptions}
+    spoken = {name for one in preemptions for name in one.victims}
+    passed = {one.pool for one in preemptions}
     found: list[Preempt] = []
     due: list[int] = []
     for wait in waits:
@@ -120,14 +97,14 @@ def choose(
         if pool is None or ask.pool in passed or any(blocker.code not in HELPED for blocker in wait.blockers):
             continue
         passed.add(ask.pool)  # whatever comes of it: who is behind it does not pass it
-        right = _right_ms(ask, owners)
+        right = _right_ms(ask, mirror.owners)
         if right > now_ms:
             due.append(right)
             continue
-        victims, later = candidates(world, ask, pool, now_ms, spoken)
+        victims, later = candidates(mirror.living.values(), ask, pool, now_ms, spoken)
         due.extend(later)
         capped = any(blocker.code in CAPS for blocker in wait.blockers)
-        chosen = _best(world, ask, victims, now_ms, fits, usable, capped) if victims else None
+        chosen = _best(trials, ask, victims, now_ms, capped) if victims else None
         if chosen is not None:
             found.append(chosen)
             spoken |= set(chosen.victims)
@@ -140,13 +117,13 @@ def _right_ms(ask: Ask, owners: Mapping[str, OwnerRules]) -> int:
 
 
 def candidates(
-    world: World, ask: Ask, pool: PoolRules, now_ms: int, spoken: set[str]
+    living: Iterable[Holding], ask: Ask, pool: PoolRules, now_ms: int, spoken: set[str]
 ) -> tuple[list[Holding], list[int]]:
     """(who may be stopped for `ask` now, by id; when others may be)."""
     allowed = {pool.name, *(pool.preempt_from if pool.preempt == "from" else ())}
     found: list[Holding] = []
     later: list[int] = []
-    for lease in world.holdings:
+    for lease in living:
         if lease.priority >= ask.priority or lease.pool not in allowed or lease.id in spoken:
             continue
         if lease.kind != "job" or not (lease.preemptible and lease.resumable):
@@ -169,9 +146,7 @@ def lost_ms(lease: Holding, now_ms: int) -> int:
     return max(0, now_ms - since)
 
 
-def _best(
-    world: World, ask: Ask, victims: Sequence[Holding], now_ms: int, fits: Fits, usable: Usable, capped: bool
-) -> Preempt | None:
+def _best(trials: Trials, ask: Ask, victims: Sequence[Holding], now_ms: int, capped: bool) -> Preempt | None:
     """The fewest, lowest, least lost of the sets of victims whose end lets `ask` start; None when none does."""
 
     def cost(some: tuple[Holding, ...]) -> tuple[object, ...]:
@@ -183,10 +158,9 @@ def _best(
             tuple(lease.id for lease in some),
         )
 
-    allowed = usable(world, ask)
-    sets = {_by_id(some) for some in _sets(world, ask, victims, now_ms, allowed, capped) if some}
+    sets = {_by_id(some) for some in _sets(trials, ask, victims, now_ms, trials.usable(ask), capped) if some}
     for some in sorted(sets, key=cost)[:TRIES]:
-        keys = fits(without(world, some), ask)
+        keys = trials.fits(ask, some)
         if keys:
             return Preempt(ask.id, tuple(lease.id for lease in some), keys)
     return None
@@ -197,7 +171,7 @@ def _by_id(some: Iterable[Holding]) -> tuple[Holding, ...]:
 
 
 def _sets(
-    world: World,
+    trials: Trials,
     ask: Ask,
     victims: Sequence[Holding],
     now_ms: int,
@@ -219,7 +193,7 @@ def _sets(
     else:
         sets = []
     cheap: list[tuple[tuple[int, int, int, str], tuple[Holding, ...]]] = []
-    there = _Hosts(world, victims)
+    there = _Hosts(trials, victims)
     for host in sorted(allowed.keys() & there.victims.keys()):
         on_it = _on_host(there, ask, host, allowed[host], now_ms)
         sets += on_it
@@ -237,15 +211,10 @@ def _sets(
 class _Hosts:
     """What is on each host, gathered once."""
 
-    def __init__(self, world: World, victims: Sequence[Holding]) -> None:
-        self.views = {view.name: view for view in world.hosts}
-        self.free: dict[str, list[SlotKey]] = {}
-        for slot in world.slots:
-            if slot.state == "free":
-                self.free.setdefault(slot.host, []).append(slot.key)
+    def __init__(self, trials: Trials, victims: Sequence[Holding]) -> None:
+        self.trials = trials
+        self.hosts = trials.hosts()
         self.victims = _by_host(victims)
-        self.living = _by_host(world.holdings)
-        self.all = _by_host((*world.holdings, *world.cleaning))
 
 
 def _by_host(leases: Iterable[Holding]) -> dict[str, list[Holding]]:
@@ -269,10 +238,11 @@ def _on_host(there: _Hosts, ask: Ask, host: str, allowed: frozenset[SlotKey], no
     here = there.victims[host]
     needs = ask.needs
     if needs.exclusive_host:
-        return [tuple(here)] if len(here) == len(there.living.get(host, ())) else []
-    free = sum(1 for key in there.free.get(host, ()) if key in allowed)
+        return [tuple(here)] if len(here) == there.trials.living_on(there.hosts[host]) else []
+    on_it = there.hosts[host]
+    free = sum(1 for _, slot in on_it.keys(on_it.free) if slot.key in allowed)
     missing = max(1, needs.gpus_min) - free
-    short = _short(there, needs, host)
+    short = _short(on_it, needs)
 
     def gives(lease: Holding) -> int:
         return sum(1 for key in lease.slots if key in allowed)
@@ -301,61 +271,23 @@ def _on_host(there: _Hosts, ask: Ask, host: str, allowed: frozenset[SlotKey], no
     return []
 
 
-def _short(there: _Hosts, needs: Needs, host: str) -> tuple[int, int, int]:
+def _short(host: Host, needs: Needs) -> tuple[int, int, int]:
     """What of processors, memory and disk is missing on a host."""
-    view, leases = there.views.get(host), there.all.get(host, [])
-    if view is None:
-        return (0, 0, 0)
     return (
-        needs.cpus - view.cpus + sum(lease.cpus for lease in leases) if needs.cpus else 0,
-        needs.memory_mib - view.memory_mib + sum(lease.memory_mib for lease in leases) if needs.memory_mib else 0,
-        needs.disk_mib - view.disk_mib + sum(lease.disk_mib for lease in leases) if needs.disk_mib else 0,
+        needs.cpus - host.cpus_left if needs.cpus else 0,
+        needs.memory_mib - host.memory_left if needs.memory_mib else 0,
+        needs.disk_mib - host.disk_left if needs.disk_mib else 0,
     )
 
 
-def without(world: World, victims: Iterable[Holding]) -> World:
-    """The world once these leases have ended and their slots are clean; nobody else asks in it."""
-    gone = {lease.id for lease in victims}
-    keys = frozenset(key for lease in world.holdings if lease.id in gone for key in lease.slots)
-    return replace(
-        world,
-        asks=(),
-        holdings=tuple(lease for lease in world.holdings if lease.id not in gone),
-        slots=tuple(_freed(slot) if slot.key in keys else slot for slot in world.slots),
-    )
-
-
-def _answer(world: World, preemption: Preemption) -> bool:
+def _answer(trials: Trials, preemption: Preemption) -> bool:
     """Whether its hosts are there: of one that is silent for a moment, as after a restart, nothing can be said."""
-    up = {host.name for host in world.hosts if host.link == "up"}
-    return all(key[0] in up for key in preemption.slots)
+    hosts = trials.hosts()
+    return all(key[0] in hosts and hosts[key[0]].view.link == "up" for key in preemption.slots)
 
 
-def _over(world: World, preemption: Preemption) -> World:
-    """The world once a preemption has come to its end: the victims gone, and its slots clean where they can be."""
-    victims = [lease for lease in world.holdings if lease.id in preemption.victims]
-    keys = frozenset(preemption.slots)
-    after = without(world, victims)
-    return replace(
-        after,
-        cleaning=tuple(lease for lease in after.cleaning if not keys.intersection(lease.slots)),
-        slots=tuple(_freed(s) if s.key in keys and s.state in ("held", "cleaning") else s for s in after.slots),
-    )
-
-
-def _freed(slot: Slot) -> Slot:
-    return replace(slot, state="free", lease_id=None, reason="")
-
-
-def _held(world: World, preemptions: Sequence[Preemption]) -> World:
-    """The world with the free slots of these preemptions out of reach."""
-    kept = {key: one.id for one in preemptions for key in one.slots}
-    if not kept:
-        return world
-    return replace(
-        world,
-        slots=tuple(
-            replace(slot, state="held", lease_id=kept[slot.key]) if slot.state == "free" and slot.key in kept else slot
-            for slot in world.slots
-        ),
-    )
+def _enough(trials: Trials, preemption: Preemption, ask: Ask) -> bool:
+    """Whether the asker starts once the preemption has come to its end: the victims gone, its slots clean where they can be."""
+    living = trials.mirror.living
+    victims = [living[name] for name in preemption.victims if name in living]
+    return bool(trials.fits(ask, victims, preemption.slots))

@@ -14,14 +14,18 @@ from cotenant.server.deciding.world import (
     Holding,
     HostView,
     Needs,
+    Notice,
     OwnerRules,
     PoolRules,
+    Preempt,
+    Preemption,
     Reservation,
     Slot,
     SlotKey,
     Spent,
     Start,
     Window,
+    Withdraw,
     World,
 )
 
@@ -174,6 +178,17 @@ class Lab:
                 self.base = replace(self.base, pools=tuple(pools))
             else:
                 self.now -= HOUR
+        for one in self.base.preemptions:
+            if dice.random() < 0.3:  # a victim ends
+                for name in one.victims:
+                    if name in self.living and dice.random() < 0.8:
+                        lease = self.living.pop(name)
+                        self.free(lease.slots)
+            if dice.random() < 0.2:
+                stopped = tuple(replace(p, stopping=True) if p.id == one.id else p for p in self.base.preemptions)
+                self.base = replace(self.base, preemptions=stopped)
+            elif dice.random() < 0.1:
+                self.base = replace(self.base, preemptions=tuple(p for p in self.base.preemptions if p.id != one.id))
         if dice.random() < 0.1:
             views = list(self.base.hosts)
             views[0] = replace(views[0], cpus=dice.choice((2, 8)))
@@ -197,6 +212,20 @@ class Lab:
             if isinstance(decision, Start) and self.dice.random() < 0.9:
                 self.start(decision)
                 started += 1
+                self.base = replace(
+                    self.base, preemptions=tuple(p for p in self.base.preemptions if p.ask_id != decision.ask_id)
+                )
             elif isinstance(decision, GiveUp):
                 del self.asks[decision.ask_id]
+            elif isinstance(decision, Withdraw):
+                self.base = replace(
+                    self.base, preemptions=tuple(p for p in self.base.preemptions if p.id != decision.preemption_id)
+                )
+            elif isinstance(decision, Preempt) and self.dice.random() < 0.8:
+                self.number += 1
+                pool = self.asks[decision.ask_id].pool
+                one = Preemption(f"p{self.number}", pool, decision.ask_id, decision.victims, decision.slots, self.now)
+                self.base = replace(self.base, preemptions=(*self.base.preemptions, one))
+            elif isinstance(decision, Notice):
+                self.living[decision.lease_id] = replace(self.living[decision.lease_id], idle_notice_ms=self.now)
         return started

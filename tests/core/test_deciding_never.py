@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from cotenant.server.deciding.blockers import blockers, could_ever, room_now, would_start
 from cotenant.server.deciding.caps import UNLIMITED
-from cotenant.server.deciding.decide import Pass, decide
+from cotenant.server.deciding.decide import decide
 from cotenant.server.deciding.fit import Fleet
 from cotenant.server.deciding.mirror import Mirror
 from cotenant.server.deciding.order import in_order
+from cotenant.server.deciding.passes import Pass
 from cotenant.server.deciding.usage import usage
 from cotenant.server.deciding.world import (
     BLOCKERS,

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cotenant.server.deciding.decide import decide
-from cotenant.server.deciding.preempt import WRITING_MS, without
+from cotenant.server.deciding.preempt import WRITING_MS
 from cotenant.server.deciding.world import (
     Ask,
     Decided,
@@ -71,6 +71,18 @@ def world(
     seen = tuple(replace(s, state="held", lease_id=taken[s.key]) if s.key in taken else s for s in slots)
     rules = more.pop("pools", (PoolRules("main", preempt="within", **(pool or {})),))
     return World(hosts, seen, rules, holdings=leases, asks=asks, **more)
+
+
+def without(here: World, victims: list[Holding]) -> World:
+    """The world once these leases have ended and their slots are clean; nobody else asks in it."""
+    gone = {lease.id for lease in victims}
+    keys = {key for lease in victims for key in lease.slots}
+    return replace(
+        here,
+        asks=(),
+        holdings=tuple(lease for lease in here.holdings if lease.id not in gone),
+        slots=tuple(replace(s, state="free", lease_id=None) if s.key in keys else s for s in here.slots),
+    )
 
 
 def preempted(here: World) -> list[tuple[str, ...]]:

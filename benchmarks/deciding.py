@@ -138,7 +138,7 @@ def after_an_end(classes: int, rounds: int) -> tuple[int, list[float], list[floa
         here = replace(world, slots=tuple(slots.values()), holdings=tuple(leases.values()))
         begin = time.process_time_ns()
         engine.sync(here, now)
-        decided = engine.turn(now, lambda here=here: here)  # type: ignore[misc]
+        decided = engine.turn(now)
         engine_ms.append((time.process_time_ns() - begin) / 1e6)
         if number < 5 or not classes:
             begin = time.process_time_ns()

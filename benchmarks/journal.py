@@ -46,7 +46,7 @@ def passes(hosts: int, waiting: int) -> tuple[list[tuple[Changes, int, Decided]]
         )  # fmt: skip
         begin = time.process_time_ns()
         engine.sync(here, now)
-        decided = engine.turn(now, lambda here=here: here)  # type: ignore[misc]
+        decided = engine.turn(now)
         spent += time.process_time_ns() - begin
         seen.append((engine.take_changes(), now, decided))
         for start in decided.decisions:

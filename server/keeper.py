@@ -463,7 +463,7 @@ class Keeper:
         self._undecided = self.waiting.undecided = False
 
     def turn(self, now_ms: int, policy: Policy) -> Decided:
-        """What should change now. The `blockers` of the answer are empty where the engine did not need them: see `heads`."""
+        """What should change now, without why the others wait: see `heads` for that."""
         self.settled()
         if self._engine is None:
             self.waiting.take_touched()
@@ -476,7 +476,7 @@ class Keeper:
                     self._engine.drop(ask_id)
                 else:
                     self._engine.put(ask)
-        return self._engine.turn(now_ms, self.heads)
+        return self._engine.turn(now_ms)
 
     def take_changes(self) -> Changes:
         """What became of the world from the turn before the last to the last one. To be asked for after every turn."""

@@ -180,9 +180,7 @@ class Loop:
             context.background_task(placing.start_elements(context, array_id, granted, now))
         context.keeper.settled()
         self.passes += 1
-        if decided.blockers:
-            self._hear(decided.blockers, writer)
-        elif context.clock.monotonic_s() >= self._explain_at_s:
+        if context.clock.monotonic_s() >= self._explain_at_s:
             self._explain(writer)
         else:
             context.keeper.waiting.explain = self._explain

@@ -6,30 +6,32 @@ on the same world, but for the waits: why somebody waits is worked out by `decid
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import compress, count
 from operator import is_not, itemgetter
 from typing import Any
 
-from cotenant.server.deciding import reasons
-from cotenant.server.deciding.decide import decide
+from cotenant.server.deciding import idle, preempt, reasons
+from cotenant.server.deciding.decide import takings_for
 from cotenant.server.deciding.lanes import Entry, Lane, Lanes
 from cotenant.server.deciding.leases import direct_ends, expired, rule_changes
 from cotenant.server.deciding.mirror import Mirror
 from cotenant.server.deciding.order import STARVING, Key, past_use
 from cotenant.server.deciding.passes import OWN, Pass
 from cotenant.server.deciding.shape import Shape
+from cotenant.server.deciding.trials import Trials
 from cotenant.server.deciding.world import (
     Ask,
     Decided,
     GiveUp,
     Holding,
     Policy,
+    Preemption,
     Slot,
     Spent,
     Start,
+    Wait,
     World,
 )
 
@@ -56,7 +58,7 @@ class Changes:
 
 
 class Engine:
-    """Keeps a world and decides on it. `world` is what `turn` hands to `decide` where it does not know better."""
+    """Keeps a world and decides on it."""
 
     def __init__(self, world: World, now_ms: int, policy: Policy, *, record: bool = False) -> None:
         """`record`: `take_changes` will be asked for, and must be, since changes gather until then."""
@@ -178,6 +180,10 @@ class Engine:
             self.spend(world.spent)
         self._world = world
 
+    def preempt(self, preemptions: tuple[Preemption, ...]) -> None:
+        """Other preemptions are under way."""
+        self._world = replace(self._world, preemptions=preemptions)
+
     def spend(self, spent: tuple[Spent, ...]) -> None:
         """The sums of past use are others."""
         self._mirror.spend(spent)
@@ -207,64 +213,70 @@ class Engine:
 
     # ---- deciding -----------------------------------------------------------------------------
 
-    def turn(self, now_ms: int, world: Callable[[], World]) -> Decided:
-        """What should change now: as `decide` has it, without `blockers` and without a Wait for those that wait.
-
-        Where preemptions are under way or possible, or somebody may be told that he is idle, it is `decide` on `world()`.
-        """
-        mirror, lanes = self._mirror, self.lanes
+    def turn(self, now_ms: int) -> Decided:
+        """What should change now: as `decide` has it, without `blockers` and without a Wait for those that wait."""
+        mirror, lanes, preemptions = self._mirror, self.lanes, self._world.preemptions
         mirror.advance(now_ms)
         lanes.advance(now_ms)
+        ends = expired(self._direct.values(), now_ms)
+        late = lanes.closed(now_ms)
+        given_up = [GiveUp(ask.id, reasons.window_closed(ask)) for ask in late]
         due = direct_ends(self._direct.values())
         if (at := lanes.next_ms()) is not None:
             due.append(at)
         if len(lanes):
             due += rule_changes(mirror.pools.values(), mirror.reservations, now_ms)
         due_ms = min((at for at in due if at > now_ms), default=None)
-        if self._world.preemptions or self._may_take(now_ms):
-            decided = decide(world(), now_ms, self._policy)
-            # `world` may leave out equal asks, which have times of their own
-            return replace(decided, wake_at_ms=min((at for at in (due_ms, decided.wake_at_ms) if at), default=None))
-        ends = expired(self._direct.values(), now_ms)
-        late = lanes.closed(now_ms)
-        given_up = [GiveUp(ask.id, reasons.window_closed(ask)) for ask in late]
-        if len(lanes) <= len(late):
+        if len(lanes) <= len(late) and not preemptions:
             return Decided((*ends, *given_up), due_ms)
+        out = {ask.id for ask in late}
         state = Pass(mirror)
+        trials = Trials(mirror, state)
         try:
-            starts = self._starts(state, frozenset(ask.id for ask in late))
+            askers = {
+                one.ask_id: lanes.asks[one.ask_id] for one in preemptions if one.ask_id in lanes.asks.keys() - out
+            }
+            of_preemptions, met = preempt.keep(trials, state, preemptions, askers)
+            out |= met
+            waits: list[Wait] = []
+            starts = self._starts(state, out, self._watch(now_ms), waits)
+            bookings = tuple(state.bookings[pool] for pool in sorted(state.bookings))
+            takings, again_ms = takings_for(trials, lanes.asks, waits, preemptions)
         finally:
+            trials.let_out()
             state.undo()
-        return Decided(
-            (*ends, *given_up, *starts), due_ms, bookings=tuple(state.bookings[pool] for pool in sorted(state.bookings))
-        )
+        wake_ms = min((at for at in (due_ms, again_ms) if at is not None), default=None)
+        return Decided((*ends, *given_up, *of_preemptions, *starts, *takings), wake_ms, bookings=bookings)
 
-    def _may_take(self, now_ms: int) -> bool:
-        """Whether anybody may be stopped for one who waits, or told that he is idle: then the whole world is looked at."""
-        if self._watched and len(self.lanes):
-            return True
-        if not self._preempting or not self._victims:
-            return False
-        if any(owner.no_preempt_until_ms > now_ms for owner in self._world.owners):
-            return True
-        lowest: dict[str, int] = {}
-        for lease in self._victims.values():
-            lowest[lease.pool] = min(lowest.get(lease.pool, lease.priority), lease.priority)
-        for lane in self.lanes:
-            for pool in self._preempting.get(lane.pool, ()):
-                if pool in lowest and lane.priorities[-1] > lowest[pool]:
-                    return True
-        return False
+    def _watch(self, now_ms: int) -> dict[str, int]:
+        """Pools where somebody may be stopped for one who waits, or told that he is idle: how many of those who wait to look at."""
+        found: dict[str, int] = {}
+        if self._watched:
+            found = dict.fromkeys(self._telling, idle.ASKS)
+        if self._preempting and self._victims:
+            without_right = any(owner.no_preempt_until_ms > now_ms for owner in self._world.owners)
+            lowest: dict[str, int] = {}
+            for lease in self._victims.values():
+                lowest[lease.pool] = min(lowest.get(lease.pool, lease.priority), lease.priority)
+            for lane in self.lanes:
+                for pool in self._preempting.get(lane.pool, ()):
+                    if without_right or (pool in lowest and lane.priorities[-1] > lowest[pool]):
+                        found.setdefault(lane.pool, 1)
+        return found
 
-    def _starts(self, state: Pass, late: frozenset[str]) -> list[Start]:
-        """Those that start, in the order of the queue. Goes through the lanes together, each only as far as it can matter."""
+    def _starts(self, state: Pass, out: set[str], watch: dict[str, int], waits: list[Wait]) -> list[Start]:
+        """Those that start, in the order of the queue. Goes through the lanes together, each only as far as it can matter.
+
+        Those in `out` take no part. Of the pools in `watch` so many lanes whose first waits for what others hold are told
+        in `waits`, with their reasons.
+        """
         heap: list[tuple[Key, Lane, int]] = []
         full: dict[str, list[tuple[Key, Lane]]] = {}  # pool -> lanes where nobody can start
         for lane in self.lanes:
             if state.queue(lane.pool):
                 continue
             key = self._key(lane, lane.entries[0])
-            if self._room(lane):
+            if watch.get(lane.pool) or self._room(lane):
                 heap.append((key, lane, 0))
             else:
                 full.setdefault(lane.pool, []).append((key, lane))
@@ -273,13 +285,15 @@ class Engine:
             heap.append((*_take_first(lanes), 0))
         heapify(heap)
         starts: list[Start] = []
+        told: set[Lane] = set()
         self._booked.clear()
         while heap:
             key, lane, place = heappop(heap)
             ask = lane.asks[place]
             shape = self._shape(lane)
             after = place + 1
-            if lane.pool in state.bookings:
+            watched = watch.get(lane.pool, 0) > 0 and lane not in told
+            if lane.pool in state.bookings and not watched:
                 # no more is to be kept in this pool: only whoever can start matters
                 if not self._room(lane):
                     continue
@@ -287,10 +301,16 @@ class Engine:
                 if ask.hours_ms > hours_ms:
                     self._push(heap, lane, lane.shorter(after, hours_ms + 1))
                     continue
-            if ask.id not in late:
+            if ask.id not in out:
                 for _ in range(ask.count):
                     look = state.look(ask, shape)
                     if look.where is None:
+                        if watched:
+                            why = tuple(state.blockers(ask, shape, look))
+                            if all(blocker.code in preempt.HELPED for blocker in why):
+                                told.add(lane)
+                                watch[lane.pool] -= 1
+                                waits.append(Wait((ask.id,), why))
                         if look.array_full:
                             pass  # others of the lane are of other arrays
                         elif look.closed or any(limit.code in OWN for limit in look.reached):

@@ -149,11 +149,11 @@ class Pass:
         look = self.look(ask, shape)
         if look.where is not None:
             return self.start(ask, look), ()
-        found = self._blockers(ask, shape, look)
+        found = self.blockers(ask, shape, look)
         self.keep(ask, shape, look)
         return (), tuple(found)
 
-    def _blockers(self, ask: Ask, shape: Shape, look: Look) -> list[Blocker]:
+    def blockers(self, ask: Ask, shape: Shape, look: Look) -> list[Blocker]:
         """Why `ask` waits.
 
         What an ask says about itself, what can never be, the queue, caps, hosts, those before it. In each group all that

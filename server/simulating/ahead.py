@@ -115,7 +115,7 @@ class Ahead:
         for _ in range(STEPS):
             if not go_on():
                 return None
-            decided = self._engine.turn(self._now, lambda: World())
+            decided = self._engine.turn(self._now)
             moved = False
             for decision in decided.decisions:
                 if isinstance(decision, Start):

@@ -232,7 +232,8 @@ class Simulation:
         if not self._queue and not self._preemptions:
             self._wake_ms = None
             return
-        decided = self._engine.turn(now, self._world)
+        self._engine.preempt(tuple(self._preemptions.values()))
+        decided = self._engine.turn(now)
         self.outcome.passes += 1
         booked = {self._pool_of(one.ask_id): one.ask_id for one in decided.bookings}
         order: Order | None = None

@@ -52,7 +52,7 @@ def test_it_comes_to_an_end_in_any_world_and_says_now_where_it_starts_now(seed: 
     for _ in range(25):
         lab.happen()
         lab.tell(engine)
-        lab.carry_out(engine.turn(lab.now, World))
+        lab.carry_out(engine.turn(lab.now))
     world = lab.world()
     decided = decide(world, lab.now, Policy())
     waits = set(decided.blockers)

@@ -70,7 +70,7 @@ def test_changes_lead_to_the_same_worlds_and_the_same_decisions(seed: int) -> No
         lab.happen()
         lab.tell(engine)
         world = lab.world()
-        decided = engine.turn(lab.now, lambda: World())
+        decided = engine.turn(lab.now)
         changes = engine.take_changes()
         if lab.dice.random() < 0.05:
             writing.begin()

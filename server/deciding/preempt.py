@@ -167,7 +167,8 @@ def _best(trials: Trials, ask: Ask, victims: Sequence[Holding], now_ms: int, cap
 
 
 def _by_id(some: Iterable[Holding]) -> tuple[Holding, ...]:
-    return tuple(sorted(some, key=lambda lease: lease.id))
+    """Each of them once: a job over several hosts is among the victims of each."""
+    return tuple(sorted({lease.id: lease for lease in some}.values(), key=lambda lease: lease.id))
 
 
 def _sets(

@@ -349,3 +349,11 @@ def test_kept_slots_go_to_nobody_else(here: World) -> None:
             assert kept.get(key) in (None, start.ask_id) or over
     answered = [name for d in of(decided, Wait) for name in d.ask_ids] + [d.ask_id for d in of(decided, Start)]
     assert sorted(answered) == sorted(one.id for one in here.asks)
+
+
+def test_a_job_over_several_hosts_is_one_victim_for_one_over_several_hosts() -> None:
+    h2 = cards("h2", 2)
+    h1 = cards("h1", 2)
+    gang = job("gang", *h1, *h2)
+    here = world((*h1, *h2), (gang,), ask(gpus=2, needs={"nodes": 2}))
+    assert preempted(here) == [("gang",)]

@@ -211,6 +211,9 @@ class Jobs:
             raise self._leases.impossible(caller, world, ask, never)
         if not dry_run and when_full == "queue":
             return None
+        refusals, version = self._leases.refusals, context.keeper.version
+        if not dry_run and (refused := refusals.again(caller.name, digest, now, version)) is not None:
+            raise refused
         keys, why = outlook(world, ask, now, context.policy)
         if dry_run:
             return self._views.dry_run(caller, ask, spec, keys, why, now)
@@ -218,7 +221,7 @@ class Jobs:
             # a twin of this request may be what is in its way; its transaction stands before this one in the line
             if (known := await context.db.write(lambda tx: first(tx.connection))) is not None:
                 return replace(await self._views.get_job(caller, known), deduplicated=True)
-            raise self._leases.refusal(caller, world, ask, why)
+            raise refusals.remember(caller.name, digest, self._leases.refusal(caller, world, ask, why), now, version)
         return None
 
     def _never(self, world: World, ask: Ask) -> Blocker | None:

@@ -14,6 +14,7 @@ from cotenant.server.backends.base import HostRefused
 from cotenant.server.control import grants, handover
 from cotenant.server.control.context import Context, check_request_id, refusal_of, said
 from cotenant.server.control.holds import Holds, end_lease
+from cotenant.server.control.refusals import Refusals
 from cotenant.server.deciding.blockers import could_ever, outlook, room_now
 from cotenant.server.deciding.world import Ask, Blocker, Needs, Slot, World
 from cotenant.server.errors import (
@@ -51,6 +52,7 @@ class Leases:
         self._context = context
         self._views = views
         self._holds = holds
+        self.refusals = Refusals()
 
     # ---- acquire
 
@@ -134,6 +136,10 @@ class Leases:
                 "hard_end_at_ms": None,
             }
             context.keeper.refresh(now)
+            if when_full == "refuse":
+                again = self.refusals.again(caller.name, digest, now, context.keeper.version)
+                if again is not None:
+                    raise again
             world = context.keeper.world()
             keys, why = outlook(world, ask, now, context.policy)
             if keys is None:
@@ -274,7 +280,8 @@ class Leases:
             answer = await self._views.get_lease(caller, ask.id)
             # The pass that decides may not have looked yet; an ask that waits always says for what.
             return replace(answer, blockers=[blocker_answer(b) for b in why]) if answer.state == "queued" else answer
-        raise self.refusal(caller, world, ask, why)
+        version = context.keeper.version
+        raise self.refusals.remember(caller.name, digest, self.refusal(caller, world, ask, why), now, version)
 
     def impossible(self, caller: Caller, world: World, ask: Ask, never: Blocker) -> CotenantError:
         """What can never be had as an error; where a pool has no card at all, with what its drivers say."""

@@ -92,6 +92,11 @@ _POOL_KEYS: dict[str, Key] = {
     ),
 }
 
+_MAX_PRIORITY = Key(
+    "choice", "a grant: priorities up to this may be asked for, whatever the token says; unset: as the token says",
+    choices=("critical", "high", "normal", "batch"),
+)  # fmt: skip
+
 #: Section -> key -> what it is. NAME stands for any name.
 KEYS: dict[str, dict[str, Key]] = {
     "server": {
@@ -129,11 +134,13 @@ KEYS: dict[str, dict[str, Key]] = {
         "cap": Key("int", "cards at once over all pools; unset: no such cap"),
         "jobs": Key("int", "jobs and direct leases at once over all pools; unset: no such cap"),
         "gpu_hours": Key("int", "GPU-hours within 24 rolling hours; unset: no such cap"),
+        "max_priority": _MAX_PRIORITY,
     },
     "agents.NAME": {
         "cap": Key("int", "cards at once for this caller over all pools; unset: no such cap"),
         "jobs": Key("int", "jobs and direct leases at once for this caller over all pools; unset: no such cap"),
         "gpu_hours": Key("int", "GPU-hours of this caller within 24 rolling hours; unset: no such cap"),
+        "max_priority": _MAX_PRIORITY,
     },
     "hosts.NAME": {
         "kind": Key("choice", "how the host is reached: local, a hostd on this machine", "local", choices=("local",)),

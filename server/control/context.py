@@ -18,6 +18,7 @@ from cotenant.server.journal import Journal
 from cotenant.server.keeper import Keeper
 from cotenant.server.live import Live
 from cotenant.server.model.caller import Caller
+from cotenant.server.model.states import PRIORITIES
 from cotenant.server.model.text import clean, find_secret, quoted
 from cotenant.server.store.db import Database
 
@@ -183,17 +184,28 @@ class Context:
             return int(hours * 3_600_000), "hours"
         return self.keeper.rules.pools[pool].default_hours * 3_600_000, "pool default"
 
+    def max_priority(self, caller: Caller) -> int:
+        """The highest priority that a caller may ask for: what its token says, or more where a person has granted it."""
+        rules = self.keeper.rules
+        granted = [rules.owners.get(caller.owner), rules.agents.get(caller.name)]
+        return max(
+            caller.max_priority,
+            *(PRIORITIES[one.max_priority] for one in granted if one is not None and one.max_priority is not None),
+            0,
+        )
+
     def check_priority(self, caller: Caller, priority: int) -> None:
         """
         Raises:
-            Forbidden: above what the caller's token may ask for.
+            Forbidden: above what the caller's token and the grants to it and its owner allow.
         """
-        if priority > caller.max_priority:
+        self.keeper.refresh(self.now())
+        if priority > self.max_priority(caller):
             raise Forbidden(
                 "your token may not ask for this priority",
                 code="priority_too_high",
                 hint="Leave priority out, or ask a person for a grant.",
-                data={"max_priority": caller.max_priority},
+                data={"max_priority": self.max_priority(caller)},
             )
 
 

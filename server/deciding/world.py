@@ -125,6 +125,7 @@ class OwnerRules:
     gpu_hours: int | None = None  # in a rolling 24 h
     set_by: str = "configuration"
     no_preempt_until_ms: int = 0  # wasted preemptions took the right to ask for more until then
+    max_priority: str | None = None  # a grant above what tokens allow; decides nothing, it is checked when asked for
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class AgentRules:
     jobs: int | None = None
     gpu_hours: int | None = None  # in a rolling 24 h
     set_by: str = "configuration"
+    max_priority: str | None = None  # as of an owner
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from bench import Bench
 from fakehost import Machine
 
-from cotenant.server.errors import BadRequest, Busy, CotenantError, NotFound, QuotaExceeded
+from cotenant.server.errors import BadRequest, Busy, CotenantError, Forbidden, NotFound, QuotaExceeded
 from cotenant.server.model.caller import Caller
 
 PERSON = Caller("ada", "human", "ada", frozenset({"read", "write", "operate", "admin"}), "", door="operate")
@@ -179,3 +179,24 @@ async def test_only_people_with_the_scope_change_rules(tmp_path: Path) -> None:
         for caller in (ALICE, Caller("eve", "human", "eve", frozenset({"read", "write"}), "", door="operate")):
             with pytest.raises(CotenantError):
                 await bench.control.operate(caller, "quota.set", args, "because")
+
+
+@pytest.mark.parametrize(("scope", "name"), [("owner", "alice"), ("agent", "alice-bot")])
+async def test_a_priority_is_granted_above_the_token_until_it_is_reset(bench: Bench, scope: str, name: str) -> None:
+    alice, bob = await bench.caller("alice-bot", "alice"), await bench.caller("bob-bot", "bob")
+    with pytest.raises(Forbidden):
+        await bench.submit(alice, priority="critical")
+    await do(bench, "quota.set", scope=scope, name=name, key="max_priority", value="critical")
+    job = await bench.submit(alice, priority="critical")
+    assert bench.job(job)["priority"] == 30
+    assert (await bench.control.views.quota_status(alice)).me.max_priority == "critical"
+    with pytest.raises(Forbidden) as caught:
+        await bench.submit(bob, priority="critical")
+    assert caught.value.data == {"max_priority": 20}
+    await do(bench, "quota.set", scope=scope, name=name, key="max_priority", value="batch")
+    await bench.submit(alice, "again", priority="high")  # a grant adds to the token, it takes nothing away
+    await do(bench, "quota.reset", scope=scope, name=name, key="max_priority")
+    with pytest.raises(Forbidden):
+        await bench.submit(alice, "more", priority="critical")
+    with pytest.raises(BadRequest):
+        await do(bench, "quota.set", scope=scope, name=name, key="max_priority", value="utmost")

@@ -41,7 +41,7 @@ class QuotaViews(View):
             running_jobs=sum(1 for h in mine if h.kind == "job"),
             waiting_jobs=sum(1 for ask in world.asks if ask.agent == caller.name and ask.kind == "job"),
             leases=sorted(h.id for h in mine if h.kind == "direct"),
-            max_priority=PRIORITY_NAMES.get(caller.max_priority, "high"),
+            max_priority=PRIORITY_NAMES.get(self._c.max_priority(caller), "high"),
             pools=list(caller.pools) or None,
         )
         can = sum(p.you_can_start for p in pools)

@@ -34,6 +34,8 @@ TICK_S: Final = 1.0
 #: Half the shortest ttl, so that no lease can run out unseen.
 LATE_S: Final = 30.0
 _HOUSEKEEPING_EVERY_S: Final = 600.0
+#: A COMMIT does not wait for reasons that take longer than this to work out.
+_WITHIN_COMMIT_S: Final = 0.005
 
 
 class Loop:
@@ -180,10 +182,13 @@ class Loop:
             context.background_task(placing.start_elements(context, array_id, granted, now))
         context.keeper.settled()
         self.passes += 1
-        if context.clock.monotonic_s() >= self._explain_at_s:
+        late = self._explaining_took_s > _WITHIN_COMMIT_S and writer is not None
+        if context.clock.monotonic_s() >= self._explain_at_s and not late:
             self._explain(writer)
         else:
             context.keeper.waiting.explain = self._explain
+            if writer is not None:
+                self.wake()  # `run` sleeps until what was due before
         self.longest_pass_s = max(self.longest_pass_s, context.clock.monotonic_s() - began)
 
     @property
